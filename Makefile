@@ -1,0 +1,57 @@
+# Bare `make` prints this manual. Every target creates the environment that it needs.
+PYTHON ?= python3
+# One environment for each interpreter, so that two lines of JAX can stand side by side.
+VENV ?= $(if $(filter python3,$(PYTHON)),.venv,.venv-$(notdir $(PYTHON)))
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PYTEST_ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help env demo test check format lint types layers lock bench image clean
+
+help: ## Print this manual
+	@echo "shardserve: a mesh of accelerators behind one HTTP endpoint"
+	@echo
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo
+	@echo "  PYTHON=python3.13 chooses another interpreter (its environment is .venv-python3.13)."
+	@echo "  PYTEST_ARGS='-k frames' is handed to pytest."
+
+$(STAMP): requirements.lock pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+env: $(STAMP) ## Create or refresh the environment
+
+demo: $(STAMP) ## Start a server with 8 virtual devices and run the guided tour
+	$(BIN)/shardserve demo
+
+test: $(STAMP) ## Run the whole test suite
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: lint types layers test ## Everything that CI runs: format, lint, types, layers, tests
+
+format: $(STAMP) ## Rewrite the sources in the project's format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lint: $(STAMP) ## Format and lint, without changing a file
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(STAMP) ## mypy --strict
+	$(BIN)/mypy
+
+layers: $(STAMP) ## The layers point one way (import-linter)
+	$(BIN)/lint-imports
+
+bench: $(STAMP) ## The two first measurements, side by side in one run
+	$(BIN)/python -m benchmarks
+
+lock: ## Resolve the pins again (needs uv)
+	$(PYTHON) -m uv pip compile --universal --generate-hashes --python-version 3.11 --extra dev --no-header --quiet pyproject.toml -o requirements.lock
+
+clean: ## Remove environments and caches
+	rm -rf .venv .venv-* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
