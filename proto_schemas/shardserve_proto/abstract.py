@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING
 from .dtypes import DType, WeakKind, name_of, strong
 from .errors import AxisError, NotFound, ProgramError, ShapeError, ShardingError, ShardserveError, nearest
 from .limits import LIMITS
-from .programs import Constant, Mapping, Program, Step
+from .programs import Constant, Mapping, Program, Scalar, Step
 from .specs import AUTO, Axes, MeshShape, check_name, check_spec, describe_mesh, make_axes, spec_from_wire
 
 if TYPE_CHECKING:
     from .signatures import Signature
-
-Scalar = bool | int | float | complex
 
 
 @dataclass(frozen=True)
@@ -143,7 +141,9 @@ def _evaluate_step(
     step: Step, operands: list[Aval], scope: Scope, signatures: MappingABC[str, Signature]
 ) -> list[Aval]:
     if step.program is not None:
-        results = evaluate_mapped(step.program, step.mapping or identity_mapping(step.program), operands, scope, signatures)
+        results = evaluate_mapped(
+            step.program, step.mapping or identity_mapping(step.program), operands, scope, signatures
+        )
     else:
         signature = signature_of(step.kernel or "", signatures)
         results = signature.evaluate(operands, step.params, scope)

@@ -108,7 +108,7 @@ def _numpy_operand(operand: DType | WeakKind) -> Any:
 
 
 def _half_result(operands: tuple[DType | WeakKind, ...]) -> DType:
-    """bfloat16 with itself, real Python scalars and 8-bit integers stays; float32 and float64 win; the rest is refused."""
+    """bfloat16 stays with itself, real Python scalars and 8-bit integers; float32 and float64 win; the rest is refused."""
     arrays = {operand for operand in operands if not isinstance(operand, str)}
     weak = {operand for operand in operands if isinstance(operand, str)}
     others = arrays - {BFLOAT16} - _BYTE_WIDE
@@ -170,7 +170,8 @@ def sum_dtype(dtype: DType | WeakKind) -> DType:
     """The dtype of a sum, as `numpy.sum`: small integers widen to 64 bits, floats stay."""
     kind = strong(dtype)
     if kind in _NUMPY_DTYPES:
-        return np.zeros(0, kind).sum().dtype
+        total: DType = np.zeros(0, kind).sum().dtype
+        return total
     return _half_only(kind, "sum")
 
 

@@ -6,6 +6,7 @@ are such numbers; an operand may also be a constant, which adapts to its partner
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Iterator
 from typing import Annotated, Any, TypeAlias, TypeVar
 
@@ -14,6 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from .errors import InvalidRequest, ProgramError
 from .limits import LIMITS
 from .specs import Axes, Name, WireSpec
+
+
+Scalar: TypeAlias = bool | int | float | complex
 
 
 class WireModel(BaseModel):
@@ -30,7 +34,7 @@ class Constant(WireModel):
     """A Python scalar: `{"value": 2}`, or `{"complex": [re, im]}`."""
 
     value: bool | int | float | None = None
-    complex: tuple[float, float] | None = None
+    complex: tuple[float, float] | None = None  # shadows the builtin within this class only
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Constant:
@@ -39,15 +43,15 @@ class Constant(WireModel):
         return self
 
     @classmethod
-    def of(cls, scalar: bool | int | float | complex) -> Constant:
-        if isinstance(scalar, complex):
+    def of(cls, scalar: Scalar) -> Constant:
+        if isinstance(scalar, builtins.complex):
             return cls(complex=(scalar.real, scalar.imag))
         return cls(value=scalar)
 
     @property
-    def scalar(self) -> bool | int | float | complex:
+    def scalar(self) -> Scalar:
         if self.complex is not None:
-            return complex(*self.complex)
+            return builtins.complex(*self.complex)
         assert self.value is not None  # noqa: S101 - the validator's own promise
         return self.value
 
@@ -118,7 +122,9 @@ class Program(WireModel):
     outputs: Annotated[tuple[int, ...], Field(min_length=1, max_length=LIMITS.segments)]
 
     @classmethod
-    def of_kernel(cls, kernel: str, *, operands: int, params: dict[str, Param] | None = None, outputs: int = 1) -> Program:
+    def of_kernel(
+        cls, kernel: str, *, operands: int, params: dict[str, Param] | None = None, outputs: int = 1
+    ) -> Program:
         """A plain kernel call: a program of one step."""
         step = Step(kernel=kernel, operands=tuple(range(operands)), params=params or {})
         return cls(inputs=operands, steps=(step,), outputs=tuple(range(operands, operands + outputs)))
@@ -130,9 +136,7 @@ def check_extent(program: Program) -> None:
     Raises:
         ProgramError: too many or too deep.
     """
-    steps = 0
-    for depth, _ in _walk(program, 1):
-        steps += 1
+    for steps, (depth, _) in enumerate(_walk(program, 1), start=1):
         if depth > LIMITS.program_depth:
             raise ProgramError(f"programs nest deeper than {LIMITS.program_depth} levels")
         if steps > LIMITS.steps:

@@ -147,7 +147,7 @@ def where(operands: Operands, params: Params, scope: Scope) -> list[Aval]:  # no
 
 
 def contraction_dtype(operands: Operands, params: Params) -> DType:
-    """The dtype of a product of arrays: the common dtype, or `dtype=`, to which the operands must cast safely enough."""
+    """The dtype of a product of arrays: the common dtype, or `dtype=`, to which the operands must cast in kind."""
     common = result_dtype(*(operand.dtype for operand in operands))
     if params["dtype"] is None:
         return _computable(common)
@@ -162,9 +162,9 @@ def contraction_dtype(operands: Operands, params: Params) -> DType:
 
 
 def _computable(dtype: DType) -> DType:
-    if dtype.kind in "biuc" or is_float(dtype):
-        if name_of(dtype) not in ("int4", "uint4"):
-            return dtype
+    is_nibble = name_of(dtype) in ("int4", "uint4")
+    if (dtype.kind in "biuc" and not is_nibble) or is_float(dtype):
+        return dtype
     raise DTypeError(f"no arithmetic in {name_of(dtype)}; cast with astype(..., 'float32') first")
 
 
@@ -229,7 +229,8 @@ def einsum(operands: Operands, params: Params, scope: Scope) -> list[Aval]:  # n
         for label, size in zip(own, operand.shape, strict=True):
             if sizes.setdefault(label, size) != size:
                 raise ShapeError(
-                    f"label {label!r} of {params['subscripts']!r} has size {sizes[label]}, but size {size} in operand {index}"
+                    f"label {label!r} of {params['subscripts']!r} has size {sizes[label]}, "
+                    f"but size {size} in operand {index}"
                 )
     dtype = contraction_dtype(operands, params)
     return _one([sizes[label] for label in labels.output], dtype, _names(operands))
@@ -274,7 +275,9 @@ def _asked_dtype(x: Aval, params: Params, default: Callable[[DType], DType]) -> 
         return default(x.strong_dtype)
     wanted = _computable(dtype_named(params["dtype"]))
     if not _casts(x.strong_dtype, wanted):
-        raise DTypeError(f"dtype={name_of(wanted)!r} would lose the kind of {name_of(x.strong_dtype)}; use astype first")
+        raise DTypeError(
+            f"dtype={name_of(wanted)!r} would lose the kind of {name_of(x.strong_dtype)}; use astype first"
+        )
     return wanted
 
 

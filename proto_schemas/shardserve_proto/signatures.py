@@ -20,6 +20,7 @@ Rule = Callable[[Sequence[Aval], Mapping[str, Any], Scope], list[Aval]]
 REQUIRED = object()
 
 _IS_INT: Callable[[Any], bool] = lambda value: isinstance(value, int) and not isinstance(value, bool)  # noqa: E731
+_IS_ORDER: Callable[[Any], bool] = lambda value: isinstance(value, tuple) and all(map(_IS_INT, value))  # noqa: E731
 _IS_AXIS: Callable[[Any], bool] = lambda value: isinstance(value, str) or _IS_INT(value)  # noqa: E731
 
 
@@ -36,7 +37,7 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "axes": (lambda value: value is None or _is_many(_IS_AXIS)(value), "a dimension, an axis name, or a list of both"),
     "names": (_is_many(lambda value: isinstance(value, str)), "an axis name, or a list of them"),
     "shape": (_is_many(_IS_INT), "an integer, or a list of them"),
-    "order": (lambda value: value is None or (isinstance(value, tuple) and all(map(_IS_INT, value))), "a list of dimensions"),
+    "order": (lambda value: value is None or _IS_ORDER(value), "a list of dimensions"),
 }  # fmt: skip
 
 
