@@ -108,7 +108,7 @@ def _numpy_operand(operand: DType | WeakKind) -> Any:
 
 
 def _half_result(operands: tuple[DType | WeakKind, ...]) -> DType:
-    """bfloat16 stays with itself, real Python scalars and 8-bit integers; float32 and float64 win; the rest is refused."""
+    """bfloat16 stays with itself, real Python scalars and 8-bit integers; float32 and float64 win; no other mix."""
     arrays = {operand for operand in operands if not isinstance(operand, str)}
     weak = {operand for operand in operands if isinstance(operand, str)}
     others = arrays - {BFLOAT16} - _BYTE_WIDE

@@ -32,6 +32,8 @@ def parse_subscripts(subscripts: str, ranks: Sequence[int]) -> Labels:
     if arrow:
         dots = max((sum(label.startswith("...") for label in own) for own in inputs), default=0)
         output = _expand(right, dots, subscripts)
+        if dots and "..." not in right:
+            raise ProgramError(f"the output of {subscripts!r} has no ..., but its operands have dimensions there")
     else:
         output = _implicit(inputs)
     return Labels(inputs, _checked_output(output, inputs, subscripts))

@@ -45,6 +45,9 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
+#: Characters of a message on the wire.
+MESSAGE_LENGTH = 2000
+
 
 class ShardserveError(Exception):
     """Any failure that shardserve names; `code` is stable, the text is for people.
@@ -82,12 +85,17 @@ class ShardserveError(Exception):
 
     def to_wire(self) -> dict[str, Any]:
         """The body of an error reply: `{"error": {"code", "message", "details", ...}}`."""
-        body: dict[str, Any] = {"code": self.code, "message": self.message, "details": self.details}
+        body: dict[str, Any] = {"code": self.code, "message": _cut(self.message), "details": self.details}
         if self.retry_after_s is not None:
             body["retry_after_s"] = self.retry_after_s
         if self.error_id is not None:
             body["id"] = self.error_id
         return {"error": body}
+
+
+def _cut(message: str) -> str:
+    """A message that echoes a very long name stays a sentence."""
+    return message if len(message) <= MESSAGE_LENGTH else message[: MESSAGE_LENGTH - 1] + "…"
 
 
 def _rebuild(
@@ -306,21 +314,25 @@ BY_CODE: dict[str, type[ShardserveError]] = {cls.code: cls for cls in _all_class
 
 
 def from_wire(body: Any, *, status: int) -> ShardserveError:
-    """The error that a reply's body describes; a body of another shape becomes a `BadReply`."""
+    """The error that a reply's body describes; another shape, or a code of the client's own, makes it a `BadReply`."""
     error = body.get("error") if isinstance(body, dict) else None
     code = error.get("code") if isinstance(error, dict) else None
     cls = BY_CODE.get(code) if isinstance(code, str) else None
-    if not isinstance(error, dict) or cls is None or not isinstance(error.get("message"), str):
+    if not isinstance(error, dict) or cls is None or cls.status is None or not isinstance(error.get("message"), str):
         return BadReply(f"the server answered with HTTP {status} and a body that is no shardserve error")
     details = error.get("details")
-    retry = error.get("retry_after_s")
     error_id = error.get("id")
     return cls(
         error["message"],
         details=details if isinstance(details, dict) else None,
-        retry_after_s=float(retry) if isinstance(retry, int | float) else None,
+        retry_after_s=_seconds(error.get("retry_after_s")),
         error_id=error_id if isinstance(error_id, str) else None,
     )
+
+
+def _seconds(value: Any) -> float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and 0 <= value < 1e9 else None
 
 
 def nearest(given: str, known: Iterable[str]) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 
 import msgpack
 
-from .errors import BadFrame, TooLarge
+from .errors import BadFrame, InvalidRequest, TooLarge
 from .limits import LIMITS
 
 MEDIA_TYPE = "application/vnd.shardserve.frame"
@@ -77,8 +77,12 @@ def encode_header(header: dict[str, Any]) -> bytes:
 
     Raises:
         TooLarge: it is over the limit, which a program of too many steps is.
+        InvalidRequest: it holds an integer beyond 64 bits, or a text that is no UTF-8.
     """
-    packed: bytes = msgpack.packb(header, use_bin_type=True)
+    try:
+        packed: bytes = msgpack.packb(header, use_bin_type=True)
+    except (OverflowError, ValueError) as error:
+        raise InvalidRequest(f"the header cannot be written as msgpack: {error}") from None
     if len(packed) > LIMITS.header_bytes:
         raise TooLarge(
             f"the header takes {len(packed)} bytes, at most {LIMITS.header_bytes} are allowed; send a smaller program"
@@ -117,8 +121,10 @@ def decode_prelude(data: Buffer) -> Prelude:
     magic, version, reserved, header_bytes, segments = PRELUDE.unpack_from(data)
     if magic != MAGIC:
         raise BadFrame("the body is no frame: it does not begin with the magic bytes 93 53 53 46")
-    if version != VERSION or reserved:
+    if version != VERSION:
         raise BadFrame(f"frame version {version} is not spoken here; this side speaks version {VERSION}")
+    if reserved:
+        raise BadFrame(f"bytes 6 and 7 of a frame are reserved and 0, not {reserved}")
     if header_bytes > LIMITS.header_bytes:
         raise TooLarge(f"the header declares {header_bytes} bytes, at most {LIMITS.header_bytes} are allowed")
     if segments > LIMITS.segments:
@@ -142,6 +148,34 @@ def decode_header(data: Buffer) -> dict[str, Any]:
     return header
 
 
+def split_segments(frame: Buffer, header_bytes: int, layout: Layout) -> list[memoryview]:
+    """The segments of a whole frame in memory, as views.
+
+    Raises:
+        BadFrame: the frame is shorter or longer than its header says, or a gap is not zero.
+    """
+    view = memoryview(frame)
+    if len(view) != layout.total:
+        raise BadFrame(f"the frame has {len(view)} bytes, but its header describes {layout.total}")
+    position = PRELUDE_BYTES + header_bytes
+    segments = []
+    for offset, size in zip(layout.offsets, layout.sizes, strict=True):
+        check_gap(view[position:offset])
+        position = offset + size
+        segments.append(view[offset:position])
+    return segments
+
+
+def check_gap(gap: Buffer) -> None:
+    """Hold the bytes between two parts of a frame to zero.
+
+    Raises:
+        BadFrame: they are not.
+    """
+    if any(gap):
+        raise BadFrame("the bytes between two segments of a frame are zero; these are not")
+
+
 def _distinct(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
     decoded = dict(pairs)
     if len(decoded) < len(pairs):
@@ -149,17 +183,19 @@ def _distinct(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
     return decoded
 
 
-def _fixed(length: int) -> tuple[int, int, bool]:
-    return length, 0, False
+# First byte -> bytes of a token that holds no other and has no length field; 0 for the rest.
+_PLAIN = [0] * 256
+_PLAIN[0x00:0x80] = [1] * 0x80  # positive fixint
+_PLAIN[0xA0:0xC0] = range(1, 0x21)  # fixstr
+_PLAIN[0xE0:0x100] = [1] * 0x20  # negative fixint
+_PLAIN[0x80] = _PLAIN[0x90] = 1  # an empty map, an empty array
+_PLAIN[0xC0] = _PLAIN[0xC2] = _PLAIN[0xC3] = 1  # nil, false, true
+_PLAIN[0xCA:0xCC] = [5, 9]  # float32, float64
+_PLAIN[0xCC:0xD4] = [2, 3, 5, 9] * 2  # uint8 to uint64, int8 to int64
 
-
-# first byte -> (bytes of payload, bytes of a length field, is a container); the fix forms carry the length themselves
-_FORMS: dict[int, tuple[int, int, bool]] = {
-    0xC0: _fixed(0), 0xC2: _fixed(0), 0xC3: _fixed(0), 0xCA: _fixed(4), 0xCB: _fixed(8),
-    0xCC: _fixed(1), 0xCD: _fixed(2), 0xCE: _fixed(4), 0xCF: _fixed(8),
-    0xD0: _fixed(1), 0xD1: _fixed(2), 0xD2: _fixed(4), 0xD3: _fixed(8),
-    0xD9: (0, 1, False), 0xDA: (0, 2, False), 0xDB: (0, 4, False),
-    0xDC: (0, 2, True), 0xDD: (0, 4, True), 0xDE: (0, 2, True), 0xDF: (0, 4, True),
+# First byte -> (bytes of the length field, values for each unit of length): str, array and map with a length.
+_SIZED: dict[int, tuple[int, int]] = {
+    0xD9: (1, 0), 0xDA: (2, 0), 0xDB: (4, 0), 0xDC: (2, 1), 0xDD: (4, 1), 0xDE: (2, 2), 0xDF: (4, 2),
 }  # fmt: skip
 
 
@@ -173,14 +209,18 @@ def _scan(data: bytes) -> None:
     for _ in range(LIMITS.header_tokens):
         if position >= end:
             raise BadFrame("the header ends in the middle of a value")
-        position, elements = _token(data, position)
-        if position > end or elements > end - position:
-            raise BadFrame("the header claims more than it has bytes")
-        if elements:
-            open_containers.append(elements)
-            if len(open_containers) > LIMITS.header_depth:
-                raise BadFrame(f"the header nests deeper than {LIMITS.header_depth} levels")
-            continue
+        plain = _PLAIN[data[position]]
+        if plain:
+            position += plain
+        else:
+            position, elements = _token(data, position)
+            if elements:
+                if elements > end - position:
+                    raise BadFrame("the header claims more than it has bytes")
+                open_containers.append(elements)
+                if len(open_containers) > LIMITS.header_depth:
+                    raise BadFrame(f"the header nests deeper than {LIMITS.header_depth} levels")
+                continue
         while open_containers:
             open_containers[-1] -= 1
             if open_containers[-1]:
@@ -190,28 +230,24 @@ def _scan(data: bytes) -> None:
             break
     else:
         raise BadFrame(f"the header holds more than {LIMITS.header_tokens} values")
-    if position != end:
+    if position > end:
+        raise BadFrame("the header claims more than it has bytes")
+    if position < end:
         raise BadFrame("bytes follow the header's map")
 
 
 def _token(data: bytes, position: int) -> tuple[int, int]:
-    """The position behind one token, and how many values the container that it opens holds."""
+    """The position behind one token that is not plain, and how many values it opens."""
     first = data[position]
     position += 1
-    if first < 0x80 or first >= 0xE0:
-        return position, 0
-    if first < 0x90:
+    if 0x80 < first < 0x90:
         return position, 2 * (first & 0x0F)
-    if first < 0xA0:
+    if 0x90 < first < 0xA0:
         return position, first & 0x0F
-    if first < 0xC0:
-        return position + (first & 0x1F), 0
-    form = _FORMS.get(first)
-    if form is None:
+    sized = _SIZED.get(first)
+    if sized is None:
         raise BadFrame(f"the header uses the msgpack type 0x{first:02x}, which the protocol does not")
-    payload, length_bytes, is_container = form
+    length_bytes, values = sized
     length = int.from_bytes(data[position : position + length_bytes], "big")
     position += length_bytes
-    if not is_container:
-        return position + payload + length, 0
-    return position, 2 * length if first >= 0xDE else length
+    return (position, values * length) if values else (position + length, 0)

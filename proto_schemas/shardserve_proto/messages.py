@@ -174,7 +174,8 @@ def segment_bytes(segment: Segment, index: int) -> int:
     nbytes = math.prod(segment.shape) * dtype_named(segment.dtype).itemsize
     if nbytes != segment.nbytes:
         raise BadFrame(
-            f"segment {index} declares {segment.nbytes} bytes, but {segment.dtype} of shape {segment.shape} takes {nbytes}"
+            f"segment {index} declares {segment.nbytes} bytes, "
+            f"but {segment.dtype} of shape {segment.shape} takes {nbytes}"
         )
     return nbytes
 

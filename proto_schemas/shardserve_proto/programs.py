@@ -16,7 +16,6 @@ from .errors import InvalidRequest, ProgramError
 from .limits import LIMITS
 from .specs import Axes, Name, WireSpec
 
-
 Scalar: TypeAlias = bool | int | float | complex
 
 
@@ -46,6 +45,8 @@ class Constant(WireModel):
     def of(cls, scalar: Scalar) -> Constant:
         if isinstance(scalar, builtins.complex):
             return cls(complex=(scalar.real, scalar.imag))
+        if isinstance(scalar, int) and not -(2**63) <= scalar < 2**64:
+            scalar = float(scalar)  # no integer dtype takes it, and msgpack has 64 bits
         return cls(value=scalar)
 
     @property

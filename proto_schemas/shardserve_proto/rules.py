@@ -149,6 +149,8 @@ def where(operands: Operands, params: Params, scope: Scope) -> list[Aval]:  # no
 def contraction_dtype(operands: Operands, params: Params) -> DType:
     """The dtype of a product of arrays: the common dtype, or `dtype=`, to which the operands must cast in kind."""
     common = result_dtype(*(operand.dtype for operand in operands))
+    for operand in operands:
+        check_constant(operand, common)
     if params["dtype"] is None:
         return _computable(common)
     wanted = _computable(dtype_named(params["dtype"]))

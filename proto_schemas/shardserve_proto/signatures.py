@@ -15,7 +15,7 @@ from .abstract import Aval, Scope
 from .errors import ProgramError, nearest
 from .messages import ParameterInfo
 
-ParamType = Literal["bool", "int", "str", "dtype", "axis", "axes", "name", "names", "shape"]
+ParamType = Literal["bool", "int", "float", "str", "dtype", "axes", "names", "shape", "order"]
 Rule = Callable[[Sequence[Aval], Mapping[str, Any], Scope], list[Aval]]
 REQUIRED = object()
 
@@ -28,7 +28,7 @@ def _is_many(is_one: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: is_one(value) or (isinstance(value, tuple) and all(map(is_one, value)))
 
 
-_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
+_CHECKS: dict[ParamType, tuple[Callable[[Any], bool], str]] = {
     "bool": (lambda value: isinstance(value, bool), "true or false"),
     "int": (_IS_INT, "an integer"),
     "float": (lambda value: isinstance(value, int | float) and not isinstance(value, bool), "a number"),
@@ -46,7 +46,7 @@ class Parameter:
     """A static parameter: part of the compiled program, never an array."""
 
     name: str
-    type: str
+    type: ParamType
     default: Any = REQUIRED
 
     def check(self, value: Any) -> Any:

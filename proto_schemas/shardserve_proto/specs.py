@@ -7,6 +7,8 @@ A *spec* has one entry for each dimension of the full array: a mesh axis, a tupl
 from __future__ import annotations
 
 import math
+import operator
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Annotated, Any, Final, Literal, TypeAlias
@@ -65,12 +67,18 @@ class P(tuple[Entry, ...]):
 
 
 Spec: TypeAlias = "P | Auto"
+#: Bytes stay below 2**63 even for complex128.
+MAX_ELEMENTS = 2**59
 MeshShape: TypeAlias = tuple[tuple[str, int], ...]
 
 
 def check_name(name: str) -> str:
     """A name of an axis or mesh: any non-empty text of at most 64 bytes of UTF-8."""
-    if not 0 < len(name.encode("utf-8", "surrogatepass")) <= LIMITS.name_bytes:
+    try:
+        is_valid = 0 < len(name.encode()) <= LIMITS.name_bytes
+    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can spell
+        is_valid = False
+    if not is_valid:
         raise AxisError(f"a name is 1 to {LIMITS.name_bytes} bytes of UTF-8, not {name[:70]!r}")
     return name
 
@@ -169,7 +177,7 @@ class Axes(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
     names: Annotated[tuple[tuple[int, Name], ...], Field(max_length=LIMITS.rank)] = ()
-    rank: int | None = None
+    rank: Annotated[int, Field(ge=0, le=LIMITS.rank)] | None = None
 
     def positions(self) -> dict[str, int]:
         return {name: position for position, name in self.names}
@@ -232,11 +240,15 @@ def parse_axes(value: Any, *, what: str = "axes") -> Axes:
 
 
 def _position(key: Any, what: str) -> int:
-    if isinstance(key, str) and key.lstrip("-").isdigit():
-        key = int(key[:6])
-    if isinstance(key, bool) or not isinstance(key, int):
+    if isinstance(key, str) and re.fullmatch(r"-?[0-9]{1,9}", key):
+        return int(key)
+    try:
+        position = operator.index(key)  # NumPy's integers too
+    except TypeError:
+        position = None
+    if position is None or isinstance(key, bool):
         raise AxisError(f"{what}: the keys of an axis dict are positions (integers), not {key!r}")
-    return key
+    return position
 
 
 def make_axes(names: Iterable[tuple[int, Any]], *, rank: int | None, what: str) -> Axes:
@@ -249,6 +261,10 @@ def make_axes(names: Iterable[tuple[int, Any]], *, rank: int | None, what: str) 
         if position < 0:
             raise AxisError(f"{what}: position {position} of axis {name!r} is negative; count from the front")
     _check_distinct(pairs, what)
+    if max(len(pairs), rank or 0) > LIMITS.rank:
+        raise AxisError(
+            f"{what} describe rank {max(len(pairs), rank or 0)}; an array has at most {LIMITS.rank} dimensions"
+        )
     axes = Axes(names=tuple(pairs), rank=rank)
     if rank is not None:
         axes.check_rank(rank, what=what)
@@ -272,17 +288,21 @@ def parse_resources(value: Mapping[str, Any]) -> tuple[tuple[str, tuple[str, ...
     Raises:
         AxisError: a mesh axis given twice to one name, or something that is no mesh axis.
     """
+    if not isinstance(value, Mapping):
+        raise AxisError(f"axis_resources is a dict of axis name to mesh axes, not {value!r}")
     pairs = []
     for name, axes in value.items():
-        entry = (axes,) if isinstance(axes, str) else tuple(axes)
-        if not all(isinstance(axis, str) for axis in entry):
+        entry = tuple(axes) if isinstance(axes, list | tuple) else (axes,)
+        if not isinstance(name, str) or not all(isinstance(axis, str) for axis in entry):
             raise AxisError(f"axis_resources of {name!r} are mesh axes (texts), not {axes!r}")
+        if len(set(entry)) < len(entry):
+            raise AxisError(f"axis_resources give axis {name!r} the same mesh axis twice: {axes!r}")
         pairs.append((name, entry))
     return tuple(pairs)
 
 
 def check_shape(shape: Sequence[int], *, what: str) -> None:
-    """Rank and sizes in bounds: at most 32 dimensions, none negative.
+    """Rank and sizes in bounds: at most 32 dimensions, none negative, and sizes that 64 bits can count.
 
     Raises:
         ShapeError: otherwise.
@@ -291,3 +311,6 @@ def check_shape(shape: Sequence[int], *, what: str) -> None:
         raise ShapeError(f"{what} has rank {len(shape)}; at most {LIMITS.rank} dimensions are supported")
     if any(size < 0 for size in shape):
         raise ShapeError(f"{what} has the shape {tuple(shape)}; sizes are not negative")
+    # An empty dimension does not make its neighbours countable: NumPy refuses (0, 2**63) too.
+    if math.prod(max(size, 1) for size in shape) > MAX_ELEMENTS:
+        raise ShapeError(f"{what} has the shape {tuple(shape)}, which is more than any array can have")
