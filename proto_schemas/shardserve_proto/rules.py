@@ -26,7 +26,6 @@ from .dtypes import (
     strong,
     sum_dtype,
 )
-from .einsum import parse_subscripts
 from .errors import AxisError, DTypeError, ProgramError, ShapeError
 from .specs import check_shape
 
@@ -45,11 +44,13 @@ BINARY: dict[str, np.ufunc] = {
 _ORDERED = frozenset({"maximum", "minimum", "less", "less_equal", "greater", "greater_equal"})
 
 
-def _names(operands: Operands) -> frozenset[str]:
+def all_names(operands: Operands) -> frozenset[str]:
+    """The named axes that a result of these operands carries."""
     return frozenset().union(*(operand.names for operand in operands))
 
 
-def _one(shape: Sequence[int], dtype: DType, names: frozenset[str]) -> list[Aval]:
+def single(shape: Sequence[int], dtype: DType, names: frozenset[str]) -> list[Aval]:
+    """One abstract result, its shape checked."""
     check_shape(shape, what="the result")
     return [Aval(tuple(shape), dtype, names)]
 
@@ -79,7 +80,7 @@ def elementwise(name: str) -> Callable[[Operands, Params, Scope], list[Aval]]:
     def rule(operands: Operands, params: Params, scope: Scope) -> list[Aval]:  # noqa: ARG001
         shape = broadcast(operands)
         loop = elementwise_loop(name, ufunc, operands)
-        return _one(shape, loop[-1], _names(operands))
+        return single(shape, loop[-1], all_names(operands))
 
     return rule
 
@@ -124,7 +125,7 @@ def check_constant(operand: Aval, dtype: DType) -> None:
 
 def identity(operands: Operands, params: Params, scope: Scope) -> list[Aval]:  # noqa: ARG001
     (x,) = operands
-    return _one(x.shape, x.strong_dtype, x.names)
+    return single(x.shape, x.strong_dtype, x.names)
 
 
 def astype(operands: Operands, params: Params, scope: Scope) -> list[Aval]:  # noqa: ARG001
@@ -132,7 +133,7 @@ def astype(operands: Operands, params: Params, scope: Scope) -> list[Aval]:  # n
     dtype = dtype_named(params["dtype"])
     if x.strong_dtype.kind == "c" and dtype.kind != "c" and dtype != DTYPES["bool"]:
         raise DTypeError(f"casting {name_of(x.strong_dtype)} to {dtype} would drop the imaginary part")
-    return _one(x.shape, dtype, x.names)
+    return single(x.shape, dtype, x.names)
 
 
 def where(operands: Operands, params: Params, scope: Scope) -> list[Aval]:  # noqa: ARG001
@@ -140,102 +141,22 @@ def where(operands: Operands, params: Params, scope: Scope) -> list[Aval]:  # no
     dtype = result_dtype(x.dtype, y.dtype)
     for operand in (x, y):
         check_constant(operand, dtype)
-    return _one(broadcast(operands), dtype, _names(operands))
+    return single(broadcast(operands), dtype, all_names(operands))
 
 
-# --- contractions ----------------------------------------------------------------------------------------------------
-
-
-def contraction_dtype(operands: Operands, params: Params) -> DType:
-    """The dtype of a product of arrays: the common dtype, or `dtype=`, to which the operands must cast in kind."""
-    common = result_dtype(*(operand.dtype for operand in operands))
-    for operand in operands:
-        check_constant(operand, common)
-    if params["dtype"] is None:
-        return _computable(common)
-    wanted = _computable(dtype_named(params["dtype"]))
-    for operand in operands:
-        if not _casts(operand.strong_dtype, wanted):
-            raise DTypeError(
-                f"dtype={name_of(wanted)!r} would lose the kind of an operand of {name_of(operand.strong_dtype)}; "
-                "cast the operand with astype first if that is meant"
-            )
-    return wanted
-
-
-def _computable(dtype: DType) -> DType:
+def computable(dtype: DType) -> DType:
+    """The dtype, if the kernels compute in it: not the 4- and 8-bit kinds of ml_dtypes."""
     is_nibble = name_of(dtype) in ("int4", "uint4")
     if (dtype.kind in "biuc" and not is_nibble) or is_float(dtype):
         return dtype
     raise DTypeError(f"no arithmetic in {name_of(dtype)}; cast with astype(..., 'float32') first")
 
 
-def _casts(source: DType, target: DType) -> bool:
+def casts(source: DType, target: DType) -> bool:
     """NumPy's "same_kind" rule; a 16-bit float counts as a float."""
     if source == BFLOAT16 or target == BFLOAT16:
         return is_float(target) or (target.kind == "c" and is_float(source))
     return np.can_cast(source, target, "same_kind")
-
-
-def dot(operands: Operands, params: Params, scope: Scope) -> list[Aval]:  # noqa: ARG001
-    x, y = operands
-    dtype, names = contraction_dtype(operands, params), _names(operands)
-    if x.ndim == 0 or y.ndim == 0:
-        return _one(x.shape + y.shape, dtype, names)
-    contracted = y.ndim - 2 if y.ndim > 1 else 0
-    if x.shape[-1] != y.shape[contracted]:
-        raise _misfit(x, y, x.ndim - 1, contracted)
-    return _one(x.shape[:-1] + y.shape[:contracted] + y.shape[contracted + 1 :], dtype, names)
-
-
-def _misfit(x: Aval, y: Aval, i: int, j: int) -> ShapeError:
-    return ShapeError(
-        f"shapes {x.shape} and {y.shape} do not fit: {x.shape[i]} (dimension {i}) is not {y.shape[j]} (dimension {j})",
-        details={"shapes": [list(x.shape), list(y.shape)]},
-    )
-
-
-def vecdot(operands: Operands, params: Params, scope: Scope) -> list[Aval]:  # noqa: ARG001
-    x, y = operands
-    dtype = contraction_dtype(operands, params)
-    if x.ndim == 0 or y.ndim == 0:
-        raise ShapeError(f"vecdot needs vectors in the last dimension; the shapes are {x.shape} and {y.shape}")
-    if x.shape[-1] != y.shape[-1]:
-        raise _misfit(x, y, x.ndim - 1, y.ndim - 1)
-    return _one(_batch(x, y, 1), dtype, _names(operands))
-
-
-def _batch(x: Aval, y: Aval, core: int) -> tuple[int, ...]:
-    return broadcast([Aval(x.shape[:-core], x.dtype), Aval(y.shape[:-core], y.dtype)])
-
-
-def matmul(operands: Operands, params: Params, scope: Scope) -> list[Aval]:  # noqa: ARG001
-    x, y = operands
-    dtype, names = contraction_dtype(operands, params), _names(operands)
-    if x.ndim == 0 or y.ndim == 0:
-        raise ShapeError(f"matmul does not take scalars; the shapes are {x.shape} and {y.shape}; use multiply")
-    row = y.ndim - 2 if y.ndim > 1 else 0
-    if x.shape[-1] != y.shape[row]:
-        raise _misfit(x, y, x.ndim - 1, row)
-    rows = x.shape[-2:-1]
-    columns = y.shape[-1:] if y.ndim > 1 else ()
-    left = x if x.ndim > 1 else Aval((1, *x.shape), x.dtype)
-    right = y if y.ndim > 1 else Aval((*y.shape, 1), y.dtype)
-    return _one(_batch(left, right, 2) + rows + columns, dtype, names)
-
-
-def einsum(operands: Operands, params: Params, scope: Scope) -> list[Aval]:  # noqa: ARG001
-    labels = parse_subscripts(params["subscripts"], [operand.ndim for operand in operands])
-    sizes: dict[str, int] = {}
-    for index, (operand, own) in enumerate(zip(operands, labels.inputs, strict=True)):
-        for label, size in zip(own, operand.shape, strict=True):
-            if sizes.setdefault(label, size) != size:
-                raise ShapeError(
-                    f"label {label!r} of {params['subscripts']!r} has size {sizes[label]}, "
-                    f"but size {size} in operand {index}"
-                )
-    dtype = contraction_dtype(operands, params)
-    return _one([sizes[label] for label in labels.output], dtype, _names(operands))
 
 
 # --- reductions and collectives --------------------------------------------------------------------------------------
@@ -269,14 +190,14 @@ def _reduced(x: Aval, params: Params, scope: Scope, dtype: DType) -> list[Aval]:
     dimensions, names = split_axes(params["axis"], x, scope)
     kept = [1 if d in dimensions else size for d, size in enumerate(x.shape)]
     shape = kept if params["keepdims"] else [size for d, size in enumerate(x.shape) if d not in dimensions]
-    return _one(shape, dtype, x.names - set(names))
+    return single(shape, dtype, x.names - set(names))
 
 
 def _asked_dtype(x: Aval, params: Params, default: Callable[[DType], DType]) -> DType:
     if params["dtype"] is None:
         return default(x.strong_dtype)
-    wanted = _computable(dtype_named(params["dtype"]))
-    if not _casts(x.strong_dtype, wanted):
+    wanted = computable(dtype_named(params["dtype"]))
+    if not casts(x.strong_dtype, wanted):
         raise DTypeError(
             f"dtype={name_of(wanted)!r} would lose the kind of {name_of(x.strong_dtype)}; use astype first"
         )
@@ -308,7 +229,7 @@ def _check_not_empty(sizes: Sequence[int]) -> None:
 def _ordered(dtype: DType) -> DType:
     if dtype.kind == "c":
         raise DTypeError("complex numbers have no order; reduce abs(x), or the real parts")
-    return dtype if dtype == DTYPES["bool"] else _computable(dtype)
+    return dtype if dtype == DTYPES["bool"] else computable(dtype)
 
 
 def axis_names(params: Params, scope: Scope) -> tuple[str, ...]:
@@ -324,28 +245,28 @@ def axis_names(params: Params, scope: Scope) -> tuple[str, ...]:
 
 def psum(operands: Operands, params: Params, scope: Scope) -> list[Aval]:
     (x,) = operands
-    return _one(x.shape, sum_dtype(x.dtype), x.names - set(axis_names(params, scope)))
+    return single(x.shape, sum_dtype(x.dtype), x.names - set(axis_names(params, scope)))
 
 
 def pmean(operands: Operands, params: Params, scope: Scope) -> list[Aval]:
     (x,) = operands
-    return _one(x.shape, mean_dtype(x.dtype), x.names - set(axis_names(params, scope)))
+    return single(x.shape, mean_dtype(x.dtype), x.names - set(axis_names(params, scope)))
 
 
 def pextremum(operands: Operands, params: Params, scope: Scope) -> list[Aval]:
     (x,) = operands
     names = axis_names(params, scope)
     _check_not_empty([scope.sizes[name] for name in names])
-    return _one(x.shape, _ordered(x.strong_dtype), x.names - set(names))
+    return single(x.shape, _ordered(x.strong_dtype), x.names - set(names))
 
 
 def axis_index(operands: Operands, params: Params, scope: Scope) -> list[Aval]:  # noqa: ARG001
-    return _one((), DTYPES["int64"], frozenset(axis_names(params, scope)))
+    return single((), DTYPES["int64"], frozenset(axis_names(params, scope)))
 
 
 def axis_size(operands: Operands, params: Params, scope: Scope) -> list[Aval]:  # noqa: ARG001
     axis_names(params, scope)
-    return _one((), DTYPES["int64"], frozenset())
+    return single((), DTYPES["int64"], frozenset())
 
 
 def normalize(operands: Operands, params: Params, scope: Scope) -> list[Aval]:
@@ -353,8 +274,8 @@ def normalize(operands: Operands, params: Params, scope: Scope) -> list[Aval]:
     if params["norm"] not in ("sum", "l2"):
         raise ProgramError(f"norm is 'sum' or 'l2', not {params['norm']!r}")
     split_axes(params["axis"], x, scope)
-    dtype = _computable(x.strong_dtype)
-    return _one(x.shape, dtype if dtype.kind == "c" or is_float(dtype) else DTYPES["float64"], x.names)
+    dtype = computable(x.strong_dtype)
+    return single(x.shape, dtype if dtype.kind == "c" or is_float(dtype) else DTYPES["float64"], x.names)
 
 
 # --- shapes ----------------------------------------------------------------------------------------------------------
@@ -366,7 +287,7 @@ def _as_tuple(shape: Any) -> tuple[int, ...]:
 
 def reshape(operands: Operands, params: Params, scope: Scope) -> list[Aval]:  # noqa: ARG001
     (x,) = operands
-    return _one(reshaped(x.shape, _as_tuple(params["shape"])), x.strong_dtype, x.names)
+    return single(reshaped(x.shape, _as_tuple(params["shape"])), x.strong_dtype, x.names)
 
 
 def reshaped(shape: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[int, ...]:
@@ -386,7 +307,7 @@ def reshaped(shape: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[int, ...]
 
 def transpose(operands: Operands, params: Params, scope: Scope) -> list[Aval]:  # noqa: ARG001
     (x,) = operands
-    return _one([x.shape[d] for d in transpose_order(x, params["axes"])], x.strong_dtype, x.names)
+    return single([x.shape[d] for d in transpose_order(x, params["axes"])], x.strong_dtype, x.names)
 
 
 def transpose_order(x: Aval, axes: Any) -> tuple[int, ...]:
@@ -405,4 +326,4 @@ def broadcast_to(operands: Operands, params: Params, scope: Scope) -> list[Aval]
     check_shape(shape, what="the result")
     if x.ndim > len(shape) or broadcast([x, Aval(shape, x.dtype)]) != shape:
         raise ShapeError(f"an array of shape {x.shape} does not broadcast to {shape}")
-    return _one(shape, strong(x.dtype), x.names)
+    return single(shape, strong(x.dtype), x.names)

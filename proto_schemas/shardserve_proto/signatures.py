@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from . import rules
+from . import contractions, rules
 from .abstract import Aval, Scope
 from .errors import ProgramError, nearest
 from .messages import ParameterInfo
@@ -121,10 +121,12 @@ _NAMES = Parameter("axis_name", "names")
 def _table() -> list[Signature]:
     one, two = ("x",), ("x", "y")
     signatures = [
-        Signature("dot", two, rules.dot, (_DTYPE,)),
-        Signature("vecdot", two, rules.vecdot, (_DTYPE,)),
-        Signature("matmul", two, rules.matmul, (_DTYPE,)),
-        Signature("einsum", ("operands",), rules.einsum, (Parameter("subscripts", "str"), _DTYPE), is_variadic=True),
+        Signature("dot", two, contractions.dot, (_DTYPE,)),
+        Signature("vecdot", two, contractions.vecdot, (_DTYPE,)),
+        Signature("matmul", two, contractions.matmul, (_DTYPE,)),
+        Signature(
+            "einsum", ("operands",), contractions.einsum, (Parameter("subscripts", "str"), _DTYPE), is_variadic=True
+        ),
         Signature("normalize", one, rules.normalize, (Parameter("norm", "str"), _AXIS)),
         Signature("identity", one, rules.identity),
         Signature("astype", one, rules.astype, (Parameter("dtype", "str"),)),
