@@ -1,0 +1,193 @@
+"""One call on its way through the engine: upload, launch, wait, gather, reply; with the time of each phase."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+
+from shardserve_proto.dtypes import name_of
+from shardserve_proto.errors import CompileTimeout, DeadlineExceeded, InternalError, OutOfMemory, ShardserveError
+from shardserve_proto.frames import encode_header
+from shardserve_proto.messages import CallReply, PlacementReport, Report, SegmentArgument
+from shardserve_proto.specs import P, spec_to_wire
+
+from .executable import Executable, Sharding
+from .placement import Placed
+from .plan import Plan
+from .transfer import describe, gather, slots, upload, view
+
+logger = logging.getLogger(__name__)
+
+Allocate = Callable[[int], memoryview]
+#: Results up to this size are gathered in the lane itself: a hop to another thread costs more.
+SMALL_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True)
+class EngineReply:
+    """A reply: the header of a frame, and one view for each segment."""
+
+    header: bytes
+    segments: list[memoryview]
+
+
+@dataclass
+class RunningCall:
+    """The state of one call; one thread at a time works on it.
+
+    Arguments:
+        deadline: monotonic seconds; a call that is not launched by then never reaches the devices.
+        done: called once, when the call has ended either way.
+    """
+
+    plan: Plan
+    segments: Sequence[np.ndarray[Any, Any]]
+    allocate: Allocate
+    deadline: float | None
+    future: Future[EngineReply]
+    done: Callable[[], None]
+    phases: dict[str, float] = field(default_factory=dict)
+    compiled: bool = False
+    is_small: bool = True
+    _executable: Executable | None = None
+    _results: Sequence[jax.Array] = ()
+    _mark: float = field(default_factory=time.monotonic)
+
+    def lap(self, phase: str) -> None:
+        """Put the time since the last lap into a phase."""
+        now = time.monotonic()
+        self.phases[phase] = self.phases.get(phase, 0.0) + now - self._mark
+        self._mark = now
+
+    def launch(self, executable: Executable) -> RunningCall | None:
+        """Upload and run; None when the call has ended already (cancelled, too late or failed)."""
+        try:
+            if not self.future.set_running_or_notify_cancel():
+                self._end()
+                return None
+            self.lap("queue")
+            self._check_deadline()
+            self._executable = executable
+            arguments = self._upload(executable)
+            self.lap("upload")
+            self._results = executable.compiled(*arguments)
+            self.is_small = sum(placed.nbytes for placed in self.plan.outputs) <= SMALL_BYTES
+        except Exception as error:  # whatever it is, it becomes the caller's named error
+            self.fail(error)
+            return None
+        return self
+
+    def _check_deadline(self) -> None:
+        if self.deadline is not None and time.monotonic() > self.deadline:
+            if self.compiled:
+                raise CompileTimeout(
+                    "compiling took longer than the call's timeout; the program is ready now, so the next call will "
+                    "not wait for it"
+                )
+            raise DeadlineExceeded("the call's timeout passed while it waited for the devices; raise timeout=")
+
+    def _upload(self, executable: Executable) -> list[jax.Array]:
+        arrays = [self._host_array(number, placed) for number, placed in self._arguments()]
+        placements = zip(arrays, self.plan.arguments, executable.in_shardings, strict=True)
+        return [upload(array, placed, sharding) for array, placed, sharding in placements]
+
+    def _arguments(self) -> list[tuple[int, Placed]]:
+        return list(zip(self.plan.array_inputs, self.plan.arguments, strict=True))
+
+    def _host_array(self, number: int, placed: Placed) -> np.ndarray[Any, Any]:
+        argument = self.plan.call.arguments[number]
+        if isinstance(argument, SegmentArgument):
+            return view(self.segments[argument.segment], placed)
+        return np.array(argument.scalar, placed.aval.strong_dtype)
+
+    def wait(self) -> None:
+        """Block until the devices are done."""
+        try:
+            jax.block_until_ready(self._results)
+        except Exception as error:
+            self.fail(error)
+            return
+        self.segments = ()
+        self.lap("run")
+
+    def finish(self) -> None:
+        """Gather and answer."""
+        if self.future.done():
+            return
+        try:
+            reply = self._reply()
+        except Exception as error:
+            self.fail(error)
+            return
+        self.future.set_result(reply)
+        self._end()
+
+    def _reply(self) -> EngineReply:
+        places, total = slots(self.plan.outputs)
+        memory = self.allocate(total)
+        segments = [memory[place] for place in places]
+        for result, placed, segment in zip(self._results, self.plan.outputs, segments, strict=True):
+            gather(result, placed, segment)
+        self.lap("gather")
+        reply = CallReply(segments=describe(self.plan.outputs), report=self._report())
+        return EngineReply(encode_header(reply.to_wire()), segments)
+
+    def _report(self) -> Report:
+        executable = self._executable
+        assert executable is not None  # noqa: S101 - set before anything was launched
+        arguments = zip(self.plan.arguments, executable.in_shardings, strict=True)
+        outputs = zip(self.plan.outputs, executable.out_shardings, strict=True)
+        return Report(
+            device_kind=executable.devices[0].device_kind,
+            mesh=self.plan.mesh or (),
+            devices=tuple(device.id for device in executable.devices),
+            precision=self.plan.call.precision,
+            arguments=tuple(_placement(placed, sharding) for placed, sharding in arguments),
+            outputs=tuple(_placement(placed, sharding) for placed, sharding in outputs),
+            compiled=self.compiled,
+            phases_s={phase: round(seconds, 6) for phase, seconds in self.phases.items()},
+        )
+
+    def fail(self, error: BaseException) -> None:
+        """End the call with a named error; anything unforeseen is logged under an id and becomes `InternalError`."""
+        if not self.future.done():
+            self.future.set_exception(named(error))
+        self._end()
+
+    def _end(self) -> None:
+        self.segments, self._results = (), ()
+        self.done()
+
+
+def named(error: BaseException) -> ShardserveError:
+    """The named error that a caller gets for any exception."""
+    if isinstance(error, ShardserveError):
+        return error
+    if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error):
+        return OutOfMemory("the devices have no room for this call now; free arrays, or send less at once")
+    if isinstance(error, MemoryError):
+        return OutOfMemory("the host has no room for this call now; send less at once")
+    error_id = uuid.uuid4().hex[:12]
+    logger.error("unexpected error %s in thread %s", error_id, threading.current_thread().name, exc_info=error)
+    return InternalError("the server failed in a way that it did not foresee", error_id=error_id)
+
+
+def _placement(placed: Placed, sharding: Sharding) -> PlacementReport:
+    spec = P(*sharding.spec) if isinstance(sharding, NamedSharding) else P()
+    return PlacementReport(
+        dtype=name_of(placed.aval.strong_dtype),
+        shape=placed.aval.shape,
+        spec=spec_to_wire(spec),
+        padded_shape=placed.padded_shape,
+        shard_shape=sharding.shard_shape(placed.padded_shape),
+    )

@@ -1,0 +1,200 @@
+"""The engine: owns the devices, plans, compiles and runs calls. It knows no HTTP and no sockets.
+
+It runs in a process of its own behind the front, and as a plain library:
+
+    engine = Engine(EngineSettings(devices=8))
+    reply = engine.submit(header, segments).result()
+"""
+
+from __future__ import annotations
+
+import platform
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+
+from shardserve_proto.errors import Overloaded
+from shardserve_proto.messages import EngineInfo
+from shardserve_proto.specs import MeshShape
+
+from ..kernels import Registry, default_registry
+from .call import Allocate, EngineReply, RunningCall, named
+from .compile_cache import CompileCache
+from .dispatcher import Lane
+from .executable import Executable, build
+from .mesh import Meshes, configure_jax
+from .plan import Plan, Planner
+
+__all__ = ["Engine", "EngineReply", "EngineSettings"]
+
+_NOTES = (
+    "subnormal numbers count as zero in arithmetic; they pass unchanged through identity",
+    "float32 products run at the highest precision unless the call asks for less",
+    "16-bit floats accumulate in float32 and are rounded last",
+)
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """What an engine is started with.
+
+    Attributes:
+        devices: so many virtual CPU devices; None = what the host has.
+        meshes: named meshes beside "default".
+        memory_bytes: what arrays may take on all devices; None = 80 % of what they have.
+        compile_cache_entries: executables kept.
+        queue_depth: calls that may wait; one more is refused.
+        in_flight: launched programs on several devices that may be unfinished; None = 1 on CPU, else 4.
+    """
+
+    devices: int | None = None
+    meshes: Mapping[str, MeshShape] = field(default_factory=dict)
+    memory_bytes: int | None = None
+    compile_cache_entries: int = 256
+    queue_depth: int = 256
+    in_flight: int | None = None
+
+
+def allocate_on_heap(nbytes: int) -> memoryview:
+    """Memory for results when the engine runs in the caller's own process; 64-byte aligned."""
+    raw = np.empty(nbytes + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw.data[start : start + nbytes]
+
+
+class Engine:
+    """Plans, compiles and runs calls on this process' devices; safe to use from many threads."""
+
+    def __init__(self, settings: EngineSettings, *, registry: Registry | None = None) -> None:
+        configure_jax(settings.devices)
+        self._settings = settings
+        self._registry = registry or default_registry()
+        self._meshes = Meshes(settings.meshes, devices=settings.devices)
+        self._memory_bytes = settings.memory_bytes or self._meshes.memory_bytes()
+        entries = settings.compile_cache_entries
+        self._planner = Planner(self._registry, self._meshes, memory_bytes=self._memory_bytes, entries=4 * entries)
+        self.cache: CompileCache[Executable] = CompileCache(entries)
+        self._finishers = ThreadPoolExecutor(4, thread_name_prefix="finish")
+        is_cpu = self._meshes.devices[0].platform == "cpu"
+        in_flight = settings.in_flight or (1 if is_cpu else 4)
+        self._many = Lane("many", in_flight=in_flight, finishers=self._finishers)
+        self._one = Lane("one", in_flight=1 if is_cpu else 4, finishers=self._finishers)
+        self._waiting = 0
+        self._lock = threading.Lock()
+
+    def info(self) -> EngineInfo:
+        """Devices, meshes, kernels, versions and limits."""
+        return EngineInfo(
+            versions={
+                "python": platform.python_version(),
+                "jax": jax.__version__,
+                "numpy": np.__version__,
+                "ml_dtypes": ml_dtypes.__version__,
+            },
+            devices=self._meshes.infos(),
+            meshes=self._meshes.named,
+            kernels=tuple(kernel.info() for kernel in self._registry.values()),
+            memory_bytes=self._memory_bytes,
+            compile_cache_entries=self._settings.compile_cache_entries,
+            notes=_NOTES,
+        )
+
+    def submit(
+        self,
+        header: bytes,
+        segments: Sequence[np.ndarray[Any, Any]],
+        *,
+        allocate: Allocate = allocate_on_heap,
+        deadline: float | None = None,
+        receive_s: float = 0.0,
+    ) -> Future[EngineReply]:
+        """Run a call.
+
+        Arguments:
+            header: of a call's frame (a msgpack `CallRequest`).
+            segments: one flat uint8 array for each segment, which nobody writes to again.
+            allocate: gives memory for all results together; called from one of the engine's threads.
+            deadline: `time.monotonic()` after which the call is not launched any more.
+            receive_s: seconds that the front spent receiving, for the report.
+
+        Returns: a future that ends in an `EngineReply` or a `ShardserveError`. `cancel()` drops a call that was not
+            launched yet.
+        """
+        future: Future[EngineReply] = Future()
+        try:
+            self._enter()
+        except Overloaded as error:
+            future.set_exception(error)
+            return future
+        try:
+            plan = self._planner.plan(header)
+        except Exception as error:  # every failure becomes the caller's named error
+            self._leave()
+            future.set_exception(named(error))
+            return future
+        call = RunningCall(plan, segments, allocate, deadline, future, self._leave, {"receive": receive_s})
+        self._start(call)
+        return future
+
+    def executable(self, header: bytes) -> Executable:
+        """The executable of a call, compiled if need be: for a look at its HLO and memory."""
+        plan = self._planner.plan(header)
+        return self.cache.get_or_build(plan.key, lambda: self._build(plan)).result()
+
+    def _start(self, call: RunningCall) -> None:
+        executable = self.cache.get(call.plan.key)
+        if executable is not None:
+            self._launch(call, executable)
+            return
+        call.lap("queue")
+        future = self.cache.get_or_build(call.plan.key, lambda: self._build(call.plan))
+        future.add_done_callback(lambda done: self._compiled(call, done))
+
+    def _compiled(self, call: RunningCall, done: Future[Executable]) -> None:
+        call.compiled = True
+        call.lap("compile")
+        if done.cancelled():
+            call.fail(Overloaded("the engine is about to stop", retry_after_s=1.0))
+            return
+        error = done.exception()
+        if error is not None:
+            call.fail(error)
+        else:
+            self._launch(call, done.result())
+
+    def _launch(self, call: RunningCall, executable: Executable) -> None:
+        lane = self._one if call.plan.mesh is None else self._many
+        lane.put(lambda: call.launch(executable))
+
+    def _build(self, plan: Plan) -> Executable:
+        mesh = None if plan.mesh is None else self._meshes.build(plan.mesh)
+        return build(plan, self._registry, mesh, self._meshes.devices[0], memory_bytes=self._memory_bytes)
+
+    def _enter(self) -> None:
+        with self._lock:
+            if self._waiting >= self._settings.queue_depth:
+                raise Overloaded(f"{self._waiting} calls wait for the engine, which is its limit", retry_after_s=1.0)
+            self._waiting += 1
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._waiting -= 1
+
+    def close(self) -> None:
+        """Finish what was launched, and stop the engine's threads."""
+        self.cache.close()
+        self._many.close()
+        self._one.close()
+        self._finishers.shutdown(wait=True)
+
+
+def monotonic_deadline(timeout_s: float | None) -> float | None:
+    """The deadline of a timeout that begins now."""
+    return None if timeout_s is None else time.monotonic() + timeout_s

@@ -1,0 +1,147 @@
+"""From a plan to an executable: slice to the true shape, run the program, pad the outputs, all inside one jit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
+
+from shardserve_proto.abstract import Aval, Scope
+from shardserve_proto.errors import CompileFailed, ShardserveError, TooLarge
+from shardserve_proto.messages import Precision
+from shardserve_proto.specs import P
+
+from ..kernels.registry import Registry
+from .mesh import sharding
+from .named_axes import Runner
+from .placement import Placed
+from .plan import Plan
+
+Sharding = NamedSharding | SingleDeviceSharding
+
+PRECISIONS: dict[Precision, jax.lax.Precision] = {
+    "highest": jax.lax.Precision.HIGHEST,
+    "high": jax.lax.Precision.HIGH,
+    "default": jax.lax.Precision.DEFAULT,
+}
+#: Rounding to a narrow float is part of the answer: XLA may not keep more digits between two steps.
+_COMPILER_OPTIONS: dict[str, Any] = {"xla_allow_excess_precision": False}
+
+
+@dataclass(frozen=True)
+class Executable:
+    """A compiled program and where its arrays lie.
+
+    Attributes:
+        in_shardings: of the padded arguments.
+        out_shardings: of the padded outputs, the compiler's choices included.
+        devices: in the mesh's order.
+    """
+
+    compiled: jax.stages.Compiled
+    lowered_text: str
+    in_shardings: tuple[Sharding, ...]
+    out_shardings: tuple[Sharding, ...]
+    devices: tuple[jax.Device, ...]
+
+    def hlo(self) -> str:
+        """The optimised HLO text, where collectives can be counted."""
+        return str(self.compiled.as_text())
+
+    def bytes_per_device(self) -> dict[str, int]:
+        """Bytes of arguments, outputs and temporaries on each device."""
+        analysis = self.compiled.memory_analysis()
+        return {
+            "arguments": int(analysis.argument_size_in_bytes),
+            "outputs": int(analysis.output_size_in_bytes),
+            "temporaries": int(analysis.temp_size_in_bytes),
+        }
+
+
+def build(plan: Plan, registry: Registry, mesh: Mesh | None, device: jax.Device, *, memory_bytes: int) -> Executable:
+    """Trace and compile a plan.
+
+    Arguments:
+        mesh: of the plan; None puts everything on `device`.
+
+    Raises:
+        CompileFailed: XLA refused the program.
+        TooLarge: the compiled program needs more memory than all devices have.
+    """
+    shardings_in = tuple(_sharding(placed, mesh, device) for placed in plan.arguments)
+    shardings_out = tuple(None if p.spec is None else _sharding(p, mesh, device) for p in plan.outputs)
+    function = jax.jit(_function(plan, registry, mesh), in_shardings=shardings_in, out_shardings=shardings_out)
+    structures = [jax.ShapeDtypeStruct(p.padded_shape, p.aval.strong_dtype) for p in plan.arguments]
+    try:
+        lowered = function.lower(*structures)
+        compiled = lowered.compile(compiler_options=_COMPILER_OPTIONS)
+    except ShardserveError:
+        raise
+    except jax.errors.JaxRuntimeError as error:
+        raise CompileFailed(f"the compiler refused the program: {str(error).splitlines()[0][:300]}") from error
+    devices = (device,) if mesh is None else tuple(mesh.devices.flat)
+    executable = Executable(compiled, lowered.as_text(), shardings_in, _chosen(compiled, shardings_out), devices)
+    _check_memory(executable, memory_bytes)
+    return executable
+
+
+def _sharding(placed: Placed, mesh: Mesh | None, device: jax.Device) -> Sharding:
+    if mesh is None or placed.spec is None:
+        return SingleDeviceSharding(device)
+    return sharding(mesh, placed.spec)
+
+
+def _chosen(compiled: jax.stages.Compiled, asked: Sequence[Sharding | None]) -> tuple[Sharding, ...]:
+    found = compiled.output_shardings
+    return tuple(f if a is None else a for a, f in zip(asked, found, strict=True))
+
+
+def _check_memory(executable: Executable, memory_bytes: int) -> None:
+    needed = sum(executable.bytes_per_device().values()) * len(executable.devices)
+    if needed > memory_bytes:
+        raise TooLarge(
+            f"the compiled program needs {needed} bytes on {len(executable.devices)} devices, temporaries included, "
+            f"but they hold {memory_bytes}; split the call",
+            details={"needed_bytes": needed, "limit_bytes": memory_bytes},
+        )
+
+
+def _function(plan: Plan, registry: Registry, mesh: Mesh | None) -> Any:
+    runner = Runner(registry, PRECISIONS[plan.call.precision], mesh)
+    scope = Scope(mesh=plan.mesh)
+
+    def run(*padded: jax.Array) -> tuple[jax.Array, ...]:
+        arrays = iter(_strip(array, placed, mesh) for array, placed in zip(padded, plan.arguments, strict=True))
+        values = [next(arrays) if aval.value is None else aval.value for aval in plan.inputs]
+        outputs, avals = runner.run_mapped(plan.program, plan.mapping, values, plan.inputs, scope)
+        return tuple(
+            _pad(output, aval, placed, mesh) for output, aval, placed in zip(outputs, avals, plan.outputs, strict=True)
+        )
+
+    return run
+
+
+def _strip(array: jax.Array, placed: Placed, mesh: Mesh | None) -> jax.Array:
+    """The true shape. XLA keeps ceil(n/k) rows on each device and masks the rest itself, without communication."""
+    if not placed.is_padded:
+        return array
+    return _hold(jax.lax.slice(array, [0] * array.ndim, placed.aval.shape), placed.spec, mesh)
+
+
+def _pad(output: jax.Array, aval: Aval, placed: Placed, mesh: Mesh | None) -> jax.Array:
+    if output.shape != placed.aval.shape or aval.strong_dtype != output.dtype:
+        raise RuntimeError(f"the program gave {output.dtype}{output.shape}, planned was {placed.aval}")
+    if not placed.is_padded:
+        return output
+    output = _hold(output, placed.spec, mesh)
+    widths = [(0, padded - true, 0) for padded, true in zip(placed.padded_shape, output.shape, strict=True)]
+    return jax.lax.pad(output, jax.numpy.zeros((), output.dtype), widths)
+
+
+def _hold(array: jax.Array, spec: P | None, mesh: Mesh | None) -> jax.Array:
+    if mesh is None or spec is None:
+        return array
+    return jax.lax.with_sharding_constraint(array, sharding(mesh, spec))

@@ -1,0 +1,95 @@
+"""The devices of this process, and meshes over them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from shardserve_proto.errors import NotFound, nearest
+from shardserve_proto.messages import DeviceInfo
+from shardserve_proto.specs import MeshShape, P, WireMesh, resolve_mesh
+
+DEFAULT_AXIS = "devices"
+
+
+def configure_jax(devices: int | None) -> None:
+    """Set JAX up for the engine: 64-bit types, no implicit promotion, and virtual CPU devices if asked for.
+
+    Call it once, before JAX lists its devices.
+    """
+    jax.config.update("jax_enable_x64", True)
+    jax.config.update("jax_numpy_dtype_promotion", "strict")
+    if devices is not None and not _is_started():
+        jax.config.update("jax_num_cpu_devices", devices)
+        jax.config.update("jax_platforms", "cpu")
+
+
+def _is_started() -> bool:
+    from jax._src import xla_bridge  # jax has no public way to ask
+
+    return bool(xla_bridge.backends_are_initialized())
+
+
+class Meshes:
+    """Named meshes and meshes by shape over this process' devices, each built once.
+
+    Arguments:
+        named: name -> axes and sizes; one size may be -1.
+        devices: use the first so many; None = all.
+    """
+
+    def __init__(self, named: Mapping[str, MeshShape], *, devices: int | None = None) -> None:
+        available = jax.devices()
+        if devices is not None and len(available) < devices:
+            raise RuntimeError(f"{devices} devices were asked for, but JAX has {len(available)}")
+        self.devices: Sequence[jax.Device] = available[:devices]
+        default: MeshShape = ((DEFAULT_AXIS, len(self.devices)),)
+        resolved = {name: resolve_mesh(axes, devices=len(self.devices)) for name, axes in named.items()}
+        self.named: dict[str, MeshShape] = {"default": default, **resolved}
+        self._built: dict[MeshShape, Mesh] = {}
+
+    def shape(self, wire: WireMesh | None) -> MeshShape:
+        """The axes and sizes that a call asks for; absent, one axis "devices" over all of them.
+
+        Raises:
+            NotFound: no mesh of that name.
+            ShardingError: a shape that these devices cannot have.
+        """
+        if wire is None:
+            return self.named["default"]
+        if isinstance(wire, str):
+            if wire not in self.named:
+                raise NotFound(f"unknown mesh {wire!r}{nearest(wire, self.named)} (known: {', '.join(self.named)})")
+            return self.named[wire]
+        return resolve_mesh(wire, devices=len(self.devices))
+
+    def build(self, shape: MeshShape) -> Mesh:
+        """The mesh of a shape, over the first devices, with Auto axes: the compiler propagates shardings."""
+        if shape not in self._built:
+            sizes = [size for _, size in shape]
+            grid = np.array(self.devices[: int(np.prod(sizes))]).reshape(sizes)
+            names = tuple(axis for axis, _ in shape)
+            self._built[shape] = Mesh(grid, names, axis_types=(AxisType.Auto,) * len(names))
+        return self._built[shape]
+
+    def infos(self) -> tuple[DeviceInfo, ...]:
+        return tuple(
+            DeviceInfo(id=device.id, kind=device.device_kind, platform=device.platform, process=device.process_index)
+            for device in self.devices
+        )
+
+    def memory_bytes(self) -> int:
+        """What arrays may take on all devices together: 80 % of the devices' memory, or of the host's for CPU."""
+        stats = [device.memory_stats() or {} for device in self.devices]
+        limits = [int(stat.get("bytes_limit", 0)) for stat in stats]
+        total = sum(limits) or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return int(total * 0.8)
+
+
+def sharding(mesh: Mesh, spec: P) -> NamedSharding:
+    """JAX's form of a spec on a mesh."""
+    return NamedSharding(mesh, PartitionSpec(*spec))

@@ -1,0 +1,86 @@
+"""Element-wise kernels: NumPy's ufuncs, in NumPy's dtypes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from shardserve_proto.dtypes import DTYPES
+from shardserve_proto.rules import BINARY, UNARY, elementwise_loop
+
+from .registry import Context, Implementation, Operand, Registry, cast, exact_divide
+
+#: kernel -> the function that computes it, once the operands are in NumPy's loop dtypes.
+_FUNCTIONS: dict[str, Callable[..., jax.Array]] = {
+    "negative": jnp.negative, "exp": jnp.exp, "log": jnp.log, "sqrt": jnp.sqrt, "tanh": jnp.tanh, "abs": jnp.abs,
+    "add": jnp.add, "subtract": jnp.subtract, "multiply": jnp.multiply, "divide": exact_divide, "power": jnp.power,
+    "maximum": jnp.maximum, "minimum": jnp.minimum, "equal": jnp.equal, "not_equal": jnp.not_equal, "less": jnp.less,
+    "less_equal": jnp.less_equal, "greater": jnp.greater, "greater_equal": jnp.greater_equal,
+}  # fmt: skip
+
+
+def _document(name: str, ufunc: np.ufunc) -> str:
+    operands = "x" if ufunc.nin == 1 else "x, y"
+    return (
+        f"Element-wise {name} of {operands}, as numpy.{ufunc.__name__}.\n\n"
+        "Operands broadcast; the dtype is that of NumPy's own loop, and Python scalars are weak. A 16-bit float\n"
+        f"computes and answers in itself. Special values follow IEEE 754. Subnormals may count as zero.\n\n"
+        "Communication: none."
+    )
+
+
+def _implementation(name: str, ufunc: np.ufunc) -> Implementation:
+    function = _FUNCTIONS[name]
+
+    def run(context: Context, *operands: Operand) -> jax.Array:
+        loop = elementwise_loop(name, ufunc, context.operands)
+        arrays = [cast(operand, dtype) for operand, dtype in zip(operands, loop, strict=False)]
+        if {array.dtype for array in arrays} == {DTYPES["int64"], DTYPES["uint64"]}:
+            return _compare_signed(name, arrays[0], arrays[1])
+        return cast(function(*arrays), context.dtype)
+
+    return run
+
+
+def _compare_signed(name: str, x: jax.Array, y: jax.Array) -> jax.Array:
+    """NumPy compares int64 with uint64 exactly: a negative number is below every unsigned one."""
+    signed_first = x.dtype == DTYPES["int64"]
+    signed = x if signed_first else y
+    is_negative = jnp.broadcast_to(signed < np.int64(0), jnp.broadcast_shapes(x.shape, y.shape))
+    below = np.array(name in ("less", "less_equal") if signed_first else name in ("greater", "greater_equal"))
+    answer = np.array(True) if name == "not_equal" else below
+    unsigned = [array.astype(DTYPES["uint64"]) for array in (x, y)]
+    return jnp.where(is_negative, answer, _FUNCTIONS[name](*unsigned))
+
+
+def register(registry: Registry) -> None:
+    for name, ufunc in (UNARY | BINARY).items():
+        registry.builtin(name, doc=_document(name, ufunc))(_implementation(name, ufunc))
+
+    @registry.builtin("where")
+    def where(context: Context, condition: Operand, x: Operand, y: Operand) -> jax.Array:
+        """Choose from `x` where the condition is true, else from `y`, as numpy.where with three arguments.
+
+        The three broadcast; the dtype is the common one of `x` and `y`. Communication: none.
+        """
+        chosen = [cast(operand, context.dtype) for operand in (x, y)]
+        return jnp.where(cast(condition, DTYPES["bool"]), chosen[0], chosen[1])
+
+    @registry.builtin("identity")
+    def identity(context: Context, x: Operand) -> jax.Array:
+        """The array itself, bit for bit; with specs, a way to place it.
+
+        A Python scalar becomes int64, float64, complex128 or bool. Communication: what a change of spec needs.
+        """
+        return cast(x, context.dtype)
+
+    @registry.builtin("astype")
+    def astype(context: Context, x: Operand, *, dtype: str) -> jax.Array:  # noqa: ARG001
+        """Cast to a dtype of the table, as ndarray.astype.
+
+        Casting a complex array to a real dtype is refused. Communication: none.
+        """
+        return cast(x, context.dtype)

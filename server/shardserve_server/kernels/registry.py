@@ -1,0 +1,140 @@
+"""What a kernel is, and the registry that holds them by name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from shardserve_proto.abstract import Aval, Scope
+from shardserve_proto.dtypes import DType
+from shardserve_proto.messages import KernelInfo
+from shardserve_proto.signatures import BUILTIN, Signature
+
+#: An operand is a traced array, or a Python scalar that stands in the program as a constant.
+Operand = Any
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a kernel may know while it is traced.
+
+    Attributes:
+        operands: abstract values of the operands, as the signature's rule saw them.
+        results: abstract values that the rule promised; the kernel must return exactly these.
+        scope: the named axes in sight.
+        precision: of float32 products and totals.
+    """
+
+    operands: tuple[Aval, ...]
+    results: tuple[Aval, ...]
+    scope: Scope
+    precision: jax.lax.Precision
+
+    @property
+    def dtype(self) -> DType:
+        """The dtype of the (first) result."""
+        return self.results[0].strong_dtype
+
+
+Implementation = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A server-side function with a documented signature.
+
+    Attributes:
+        signature: operands, parameters and the rule of the result.
+        implementation: `(context, *operands, **parameters) -> array or tuple of arrays`, traced under jit and vmap.
+        doc: claim, dtype rule, special values, communication.
+    """
+
+    signature: Signature
+    implementation: Implementation
+    doc: str
+
+    def info(self) -> KernelInfo:
+        """The signature and documentation as `/v1/kernels` shows them."""
+        summary, _, _ = self.doc.partition("\n")
+        return KernelInfo(
+            name=self.signature.name,
+            signature=str(self.signature),
+            operands=self.signature.operands,
+            is_variadic=self.signature.is_variadic,
+            parameters=tuple(parameter.info() for parameter in self.signature.parameters),
+            summary=summary,
+            doc=self.doc,
+        )
+
+
+class Registry(Mapping[str, Kernel]):
+    """Kernels by name; `add` opens it to more."""
+
+    def __init__(self) -> None:
+        self._kernels: dict[str, Kernel] = {}
+
+    def add(self, kernel: Kernel) -> None:
+        """Register a kernel.
+
+        Raises:
+            ValueError: the name is taken or is not ASCII.
+        """
+        name = kernel.signature.name
+        if name in self._kernels:
+            raise ValueError(f"a kernel named {name!r} is registered already")
+        if not name.isascii() or not name.isidentifier():
+            raise ValueError(f"a kernel's name is an ASCII identifier, not {name!r}")
+        self._kernels[name] = kernel
+
+    def builtin(self, name: str, *, doc: str | None = None) -> Callable[[Implementation], Implementation]:
+        """Register the decorated function as the implementation of a built-in signature."""
+
+        def register(implementation: Implementation) -> Implementation:
+            text = doc or implementation.__doc__ or ""
+            self.add(Kernel(BUILTIN[name], implementation, inspect.cleandoc(text)))
+            return implementation
+
+        return register
+
+    @property
+    def signatures(self) -> dict[str, Signature]:
+        return {name: kernel.signature for name, kernel in self._kernels.items()}
+
+    def __getitem__(self, name: str) -> Kernel:
+        return self._kernels[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._kernels)
+
+    def __len__(self) -> int:
+        return len(self._kernels)
+
+
+def cast(operand: Operand, dtype: DType) -> jax.Array:
+    """An operand in the given dtype, explicitly: the engine allows no implicit promotion."""
+    if isinstance(operand, bool | int | float | complex):
+        return jnp.asarray(np.array(operand, dtype))
+    if operand.dtype == dtype:
+        return jnp.asarray(operand)
+    if dtype == np.bool_:
+        return jnp.asarray(operand != jnp.zeros((), operand.dtype))
+    return jax.lax.convert_element_type(operand, dtype)
+
+
+def exact_divide(x: jax.Array, divisor: jax.Array) -> jax.Array:
+    """`x / divisor`, correctly rounded.
+
+    XLA turns a division by a broadcast value into a product with its reciprocal: another number in a quarter of all
+    elements, and zero where the reciprocal is subnormal. Behind the barrier it sees a full array; the select gives
+    that array the named axes of `x` too, where a plain broadcast would stay a scalar under vmap.
+    """
+    shape = jnp.broadcast_shapes(x.shape, divisor.shape)
+    x, divisor = jnp.broadcast_to(x, shape), jnp.broadcast_to(divisor, shape)
+    full: jax.Array = jax.lax.optimization_barrier(jax.lax.select(x == x, divisor, divisor))  # type: ignore[no-untyped-call]
+    return jnp.divide(x, full)
