@@ -206,7 +206,7 @@ def evaluate_mapped(
 
 def drop_names(aval: Aval, axes: Axes) -> Aval:
     """The value that a mapped program sees: named dimensions become names."""
-    return replace(aval, shape=axes.drop_named(aval.shape), names=aval.names | axes.positions().keys())
+    return replace(aval, shape=axes.drop_named(aval.shape), names=aval.names.union(axes.positions()))
 
 
 def enter(mapping: Mapping, inputs: Sequence[Aval], outer: Scope) -> Scope:
@@ -308,7 +308,7 @@ def leave(mapping: Mapping, outputs: Sequence[Aval], inner: Scope, outer: Scope)
                 f"{what} varies along axis {forgotten[0]!r}, but its out_axes {axes} do not name it; name it there, or "
                 f"reduce it first, for example psum(..., {forgotten[0]!r})"
             )
-        carried = replace(aval, names=aval.names | axes.positions().keys(), value=None)
+        carried = replace(aval, names=aval.names.union(axes.positions()), value=None)
         inner.check_resources(carried, what)
         shape = axes.insert_named(aval.shape, inner.sizes, what=what)
         if len(shape) > LIMITS.rank:

@@ -13,18 +13,15 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding
 
-from shardserve_proto.dtypes import name_of
 from shardserve_proto.errors import CompileTimeout, DeadlineExceeded, InternalError, OutOfMemory, ShardserveError
 from shardserve_proto.frames import encode_header
-from shardserve_proto.messages import CallReply, PlacementReport, Report, SegmentArgument
-from shardserve_proto.specs import P, spec_to_wire
+from shardserve_proto.messages import SegmentArgument
 
-from .executable import Executable, Sharding
+from .executable import Executable
 from .placement import Placed
 from .plan import Plan
-from .transfer import describe, gather, slots, upload, view
+from .transfer import gather, slots, upload, view
 
 logger = logging.getLogger(__name__)
 
@@ -96,13 +93,11 @@ class RunningCall:
                 )
             raise DeadlineExceeded("the call's timeout passed while it waited for the devices; raise timeout=")
 
-    def _upload(self, executable: Executable) -> list[jax.Array]:
-        arrays = [self._host_array(number, placed) for number, placed in self._arguments()]
-        placements = zip(arrays, self.plan.arguments, executable.in_shardings, strict=True)
-        return [upload(array, placed, sharding) for array, placed, sharding in placements]
-
-    def _arguments(self) -> list[tuple[int, Placed]]:
-        return list(zip(self.plan.array_inputs, self.plan.arguments, strict=True))
+    def _upload(self, executable: Executable) -> Sequence[Any]:
+        placements = self.plan.arguments
+        numbered = zip(self.plan.array_inputs, placements, strict=True)
+        arrays = [self._host_array(number, placed) for number, placed in numbered]
+        return arrays if self.plan.mesh is None else upload(arrays, placements, executable.in_shardings)
 
     def _host_array(self, number: int, placed: Placed) -> np.ndarray[Any, Any]:
         argument = self.plan.call.arguments[number]
@@ -133,30 +128,16 @@ class RunningCall:
         self._end()
 
     def _reply(self) -> EngineReply:
+        executable = self._executable
+        assert executable is not None  # noqa: S101 - set before anything was launched
         places, total = slots(self.plan.outputs)
         memory = self.allocate(total)
         segments = [memory[place] for place in places]
         for result, placed, segment in zip(self._results, self.plan.outputs, segments, strict=True):
             gather(result, placed, segment)
         self.lap("gather")
-        reply = CallReply(segments=describe(self.plan.outputs), report=self._report())
-        return EngineReply(encode_header(reply.to_wire()), segments)
-
-    def _report(self) -> Report:
-        executable = self._executable
-        assert executable is not None  # noqa: S101 - set before anything was launched
-        arguments = zip(self.plan.arguments, executable.in_shardings, strict=True)
-        outputs = zip(self.plan.outputs, executable.out_shardings, strict=True)
-        return Report(
-            device_kind=executable.devices[0].device_kind,
-            mesh=self.plan.mesh or (),
-            devices=tuple(device.id for device in executable.devices),
-            precision=self.plan.call.precision,
-            arguments=tuple(_placement(placed, sharding) for placed, sharding in arguments),
-            outputs=tuple(_placement(placed, sharding) for placed, sharding in outputs),
-            compiled=self.compiled,
-            phases_s={phase: round(seconds, 6) for phase, seconds in self.phases.items()},
-        )
+        phases = {phase: round(seconds, 6) for phase, seconds in self.phases.items()}
+        return EngineReply(encode_header(executable.reply(compiled=self.compiled, phases_s=phases)), segments)
 
     def fail(self, error: BaseException) -> None:
         """End the call with a named error; anything unforeseen is logged under an id and becomes `InternalError`."""
@@ -180,14 +161,3 @@ def named(error: BaseException) -> ShardserveError:
     error_id = uuid.uuid4().hex[:12]
     logger.error("unexpected error %s in thread %s", error_id, threading.current_thread().name, exc_info=error)
     return InternalError("the server failed in a way that it did not foresee", error_id=error_id)
-
-
-def _placement(placed: Placed, sharding: Sharding) -> PlacementReport:
-    spec = P(*sharding.spec) if isinstance(sharding, NamedSharding) else P()
-    return PlacementReport(
-        dtype=name_of(placed.aval.strong_dtype),
-        shape=placed.aval.shape,
-        spec=spec_to_wire(spec),
-        padded_shape=placed.padded_shape,
-        shard_shape=sharding.shard_shape(placed.padded_shape),
-    )

@@ -10,15 +10,17 @@ import jax
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 
 from shardserve_proto.abstract import Aval, Scope
+from shardserve_proto.dtypes import name_of
 from shardserve_proto.errors import CompileFailed, ShardserveError, TooLarge
-from shardserve_proto.messages import Precision
-from shardserve_proto.specs import P
+from shardserve_proto.messages import CallReply, PlacementReport, Precision, Report, Segment
+from shardserve_proto.specs import P, spec_to_wire
 
-from ..kernels.registry import Registry
+from ..kernels.registry import Registry, cast
 from .mesh import sharding
 from .named_axes import Runner
 from .placement import Placed
 from .plan import Plan
+from .transfer import carrier
 
 Sharding = NamedSharding | SingleDeviceSharding
 
@@ -39,6 +41,7 @@ class Executable:
         in_shardings: of the padded arguments.
         out_shardings: of the padded outputs, the compiler's choices included.
         devices: in the mesh's order.
+        template: the wire form of every reply, but for its times.
     """
 
     compiled: jax.stages.Compiled
@@ -46,6 +49,11 @@ class Executable:
     in_shardings: tuple[Sharding, ...]
     out_shardings: tuple[Sharding, ...]
     devices: tuple[jax.Device, ...]
+    template: dict[str, Any]
+
+    def reply(self, *, compiled: bool, phases_s: dict[str, float]) -> dict[str, Any]:
+        """The wire form of a `CallReply`; all but these two is the same for every call."""
+        return {**self.template, "report": {**self.template["report"], "compiled": compiled, "phases_s": phases_s}}
 
     def hlo(self) -> str:
         """The optimised HLO text, where collectives can be counted."""
@@ -74,7 +82,7 @@ def build(plan: Plan, registry: Registry, mesh: Mesh | None, device: jax.Device,
     shardings_in = tuple(_sharding(placed, mesh, device) for placed in plan.arguments)
     shardings_out = tuple(None if p.spec is None else _sharding(p, mesh, device) for p in plan.outputs)
     function = jax.jit(_function(plan, registry, mesh), in_shardings=shardings_in, out_shardings=shardings_out)
-    structures = [jax.ShapeDtypeStruct(p.padded_shape, p.aval.strong_dtype) for p in plan.arguments]
+    structures = [jax.ShapeDtypeStruct(p.padded_shape, carrier(p.aval.strong_dtype)) for p in plan.arguments]
     try:
         lowered = function.lower(*structures)
         compiled = lowered.compile(compiler_options=_COMPILER_OPTIONS)
@@ -83,7 +91,9 @@ def build(plan: Plan, registry: Registry, mesh: Mesh | None, device: jax.Device,
     except jax.errors.JaxRuntimeError as error:
         raise CompileFailed(f"the compiler refused the program: {str(error).splitlines()[0][:300]}") from error
     devices = (device,) if mesh is None else tuple(mesh.devices.flat)
-    executable = Executable(compiled, lowered.as_text(), shardings_in, _chosen(compiled, shardings_out), devices)
+    chosen = _chosen(compiled, shardings_out)
+    template = _template(plan, shardings_in, chosen, devices)
+    executable = Executable(compiled, lowered.as_text(), shardings_in, chosen, devices, template)
     _check_memory(executable, memory_bytes)
     return executable
 
@@ -97,6 +107,38 @@ def _sharding(placed: Placed, mesh: Mesh | None, device: jax.Device) -> Sharding
 def _chosen(compiled: jax.stages.Compiled, asked: Sequence[Sharding | None]) -> tuple[Sharding, ...]:
     found = compiled.output_shardings
     return tuple(f if a is None else a for a, f in zip(asked, found, strict=True))
+
+
+def _template(
+    plan: Plan, shardings_in: Sequence[Sharding], shardings_out: Sequence[Sharding], devices: Sequence[jax.Device]
+) -> dict[str, Any]:
+    segments = tuple(
+        Segment(dtype=name_of(placed.aval.strong_dtype), shape=placed.aval.shape, nbytes=placed.nbytes)
+        for placed in plan.outputs
+    )
+    report = Report(
+        device_kind=devices[0].device_kind,
+        mesh=plan.mesh or (),
+        devices=tuple(device.id for device in devices),
+        precision=plan.call.precision,
+        arguments=tuple(_placement(*pair) for pair in zip(plan.arguments, shardings_in, strict=True)),
+        outputs=tuple(_placement(*pair) for pair in zip(plan.outputs, shardings_out, strict=True)),
+        compiled=False,
+        phases_s={},
+    )
+    # Replies are encoded whole: a reader of the wire finds every field, defaults included.
+    return CallReply(segments=segments, report=report).model_dump()
+
+
+def _placement(placed: Placed, sharding: Sharding) -> PlacementReport:
+    spec = P(*sharding.spec) if isinstance(sharding, NamedSharding) else P()
+    return PlacementReport(
+        dtype=name_of(placed.aval.strong_dtype),
+        shape=placed.aval.shape,
+        spec=spec_to_wire(spec),
+        padded_shape=placed.padded_shape,
+        shard_shape=sharding.shard_shape(placed.padded_shape),
+    )
 
 
 def _check_memory(executable: Executable, memory_bytes: int) -> None:
@@ -126,6 +168,7 @@ def _function(plan: Plan, registry: Registry, mesh: Mesh | None) -> Any:
 
 def _strip(array: jax.Array, placed: Placed, mesh: Mesh | None) -> jax.Array:
     """The true shape. XLA keeps ceil(n/k) rows on each device and masks the rest itself, without communication."""
+    array = cast(array, placed.aval.strong_dtype)
     if not placed.is_padded:
         return array
     return _hold(jax.lax.slice(array, [0] * array.ndim, placed.aval.shape), placed.spec, mesh)
@@ -134,6 +177,7 @@ def _strip(array: jax.Array, placed: Placed, mesh: Mesh | None) -> jax.Array:
 def _pad(output: jax.Array, aval: Aval, placed: Placed, mesh: Mesh | None) -> jax.Array:
     if output.shape != placed.aval.shape or aval.strong_dtype != output.dtype:
         raise RuntimeError(f"the program gave {output.dtype}{output.shape}, planned was {placed.aval}")
+    output = cast(output, carrier(output.dtype))
     if not placed.is_padded:
         return output
     output = _hold(output, placed.spec, mesh)

@@ -7,11 +7,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, SingleDeviceSharding
 
-from shardserve_proto.dtypes import name_of
+from shardserve_proto.dtypes import DTYPES, DType
 from shardserve_proto.frames import align
-from shardserve_proto.messages import Segment
 
 from .placement import Placed
 
@@ -19,15 +17,39 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Index = tuple[slice, ...]
 
 
+#: A 4-bit integer takes a byte on the host and half of one on a device; at the boundary of jit XLA wants the packed
+#: layout, which arrays put there do not have (JAX 0.10 to 0.12, CPU). So they cross it as bytes.
+_CARRIERS = {DTYPES["int4"]: DTYPES["int8"], DTYPES["uint4"]: DTYPES["uint8"]}
+
+
+def carrier(dtype: DType) -> DType:
+    """The dtype in which an array crosses the boundary of jit."""
+    return _CARRIERS.get(dtype, dtype)
+
+
 def view(segment: Array, placed: Placed) -> Array:
     """The array that a segment's bytes hold: a view, whose root keeps the buffer."""
-    return segment.view(placed.aval.strong_dtype).reshape(placed.aval.shape)
+    dtype = placed.aval.strong_dtype
+    array = segment.view(dtype).reshape(placed.aval.shape)
+    return array if dtype not in _CARRIERS else array.astype(carrier(dtype))
 
 
-def upload(array: Array, placed: Placed, sharding: NamedSharding | SingleDeviceSharding) -> jax.Array:
-    """Put an array on its devices. On CPU an aligned row split aliases the host's memory, which nobody writes again."""
-    if not placed.is_padded:
-        return jax.device_put(array, sharding)
+def upload(
+    arrays: Sequence[Array], placements: Sequence[Placed], shardings: Sequence[jax.sharding.Sharding]
+) -> list[jax.Array]:
+    """Put arrays on their devices. On CPU an aligned row split aliases host memory, which nobody writes again.
+
+    (One device needs none of this: a compiled call takes host arrays itself, in a tenth of the time.)
+    """
+    whole = [number for number, placed in enumerate(placements) if not placed.is_padded]
+    put = iter(jax.device_put([arrays[n] for n in whole], [shardings[n] for n in whole]))
+    return [
+        _upload_padded(array, placed, sharding) if placed.is_padded else next(put)
+        for array, placed, sharding in zip(arrays, placements, shardings, strict=True)
+    ]
+
+
+def _upload_padded(array: Array, placed: Placed, sharding: jax.sharding.Sharding) -> jax.Array:
     return jax.make_array_from_callback(
         placed.padded_shape, sharding, lambda index: _padded_block(array, index, placed.padded_shape)
     )
@@ -43,14 +65,6 @@ def _padded_block(array: Array, index: Index, padded_shape: Sequence[int]) -> Ar
     block = np.zeros(shape, array.dtype)
     block[tuple(slice(0, size) for size in inside.shape)] = inside
     return block
-
-
-def describe(outputs: Sequence[Placed]) -> tuple[Segment, ...]:
-    """The segments of a reply."""
-    return tuple(
-        Segment(dtype=name_of(placed.aval.strong_dtype), shape=placed.aval.shape, nbytes=placed.nbytes)
-        for placed in outputs
-    )
 
 
 def slots(outputs: Sequence[Placed]) -> tuple[list[slice], int]:
