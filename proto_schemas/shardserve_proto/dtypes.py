@@ -152,7 +152,11 @@ def _loop_dtypes(ufunc: np.ufunc, operands: tuple[DType | WeakKind, ...]) -> tup
 
 
 def _numpy_loop(ufunc: np.ufunc, operands: tuple[DType | WeakKind, ...]) -> tuple[DType, ...]:
-    types = tuple(_WEAK_TYPES[operand] if isinstance(operand, str) else operand for operand in operands)
+    # A Python bool is bool to NumPy, and not weak.
+    types = tuple(
+        _WEAK_TYPES[operand] if isinstance(operand, str) and operand != "bool" else strong(operand)
+        for operand in operands
+    )
     if all(isinstance(kind, type) for kind in types):  # NumPy refuses an all-Python signature
         types = tuple(strong(operand) for operand in operands)
     try:
