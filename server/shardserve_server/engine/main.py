@@ -1,0 +1,74 @@
+"""The engine process: `python -m shardserve_server.engine.main SETTINGS MESSAGES DESCRIPTORS PARENT`.
+
+The front starts it by exec, with its settings as JSON, the numbers of two inherited sockets, and its own process id.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from typing import Any
+
+from shardserve_proto.errors import ShardserveError
+
+from ..link.channel import BrokenLink, ThreadChannel
+from ..link.descriptors import MappedBuffers
+from ..link.engine_end import EngineEnd
+from ..link.messages import LINK_VERSION, Hello, Refused, error_to_wire
+from ..link.parent_death import die_with_parent
+
+CLOSE_GRACE_S = 2.0
+
+
+def main(argv: list[str]) -> int:
+    """Load the engine, say hello, and serve the front until it is gone."""
+    settings, messages, descriptors, parent = argv
+    die_with_parent(int(parent))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the front, which then closes the link
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s engine %(levelname)s %(message)s")
+    channel = ThreadChannel(socket.socket(fileno=int(messages)))
+    buffers = MappedBuffers(socket.socket(fileno=int(descriptors)))
+    try:
+        return _serve(json.loads(settings), channel, buffers)
+    except BrokenLink:
+        return 0  # the front is gone: that is how an engine ends
+
+
+def _serve(settings: dict[str, Any], channel: ThreadChannel, buffers: MappedBuffers) -> int:
+    # Imported here, so that the process is bound to its parent before the seconds that JAX takes to load.
+    from .engine import Engine, EngineSettings
+
+    try:
+        engine = Engine(EngineSettings(**_with_tuples(settings)))
+    except ShardserveError as error:
+        channel.send(Refused(error_to_wire(error)))
+        return 2
+    channel.send(Hello(LINK_VERSION, engine.info().model_dump()))
+    EngineEnd(engine, channel, buffers).run()
+    _exit_after(CLOSE_GRACE_S)
+    engine.close()
+    return 0
+
+
+def _with_tuples(settings: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no tuples, which meshes are made of."""
+    meshes = settings.get("meshes", {})
+    return settings | {"meshes": {name: tuple((axis, size) for axis, size in axes) for name, axes in meshes.items()}}
+
+
+def _exit_after(seconds: float) -> None:
+    """A call that does not end must not keep the process alive when its front is gone."""
+    timer = threading.Timer(seconds, os._exit, (0,))
+    timer.daemon = True
+    timer.start()
+
+
+if __name__ == "__main__":
+    status = main(sys.argv[1:])
+    logging.shutdown()
+    os._exit(status)  # no destructor of XLA has work to do that the end of the process does not do

@@ -1,0 +1,265 @@
+"""Shared buffers: the pool that the front owns, and the leases on it.
+
+A buffer is a piece of memory that front and engines map. It has a number, a fixed capacity, and is reused. A *lease* is
+one use of it, with a set of holders (the front while it receives or sends, an engine while it reads or writes); the
+buffer returns to the pool when the last holder lets go. Only the first `nbytes` of a lease are ever handed out, and both
+ends write those bytes before anybody reads them, so what an earlier lease left behind is not readable.
+
+The pool belongs to the front's event loop: nothing here is safe to call from another thread.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import mmap
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from shardserve_proto.errors import OutOfMemory, TooLarge
+
+BufferKind = Literal["memfd", "file"]
+FRONT = "front"
+SMALLEST_BYTES = 128 * 1024
+
+
+@dataclass(frozen=True)
+class Region:
+    """Memory that a descriptor gives to another process.
+
+    Attributes:
+        descriptor: passed to an engine, which maps it.
+        view: the front's own writable mapping.
+    """
+
+    descriptor: int
+    view: memoryview
+
+
+def memfd_region(nbytes: int) -> Region:
+    """Anonymous memory whose size is sealed: no process can shrink it under another one's mapping."""
+    descriptor = os.memfd_create("shardserve", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(descriptor, nbytes)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        return _mapped(descriptor, nbytes)
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def file_region(nbytes: int) -> Region:
+    """A file without a name, for systems that have no memfd. Its blocks are reserved, so no write can meet a full disk."""
+    with tempfile.TemporaryFile(prefix="shardserve-") as file:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, nbytes)
+        else:
+            os.ftruncate(file.fileno(), nbytes)
+        descriptor = os.dup(file.fileno())
+    try:
+        return _mapped(descriptor, nbytes)
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _mapped(descriptor: int, nbytes: int) -> Region:
+    return Region(descriptor, memoryview(mmap.mmap(descriptor, nbytes)))
+
+
+REGIONS: dict[BufferKind, Callable[[int], Region]] = {"memfd": memfd_region, "file": file_region}
+
+
+def default_kind() -> BufferKind:
+    """memfd where the system has it, else the unlinked file."""
+    return "memfd" if sys.platform == "linux" else "file"
+
+
+def size_class(nbytes: int) -> int:
+    """The capacity of the buffer that serves `nbytes`: four classes in each doubling, so at most a quarter is unused."""
+    if nbytes <= SMALLEST_BYTES:
+        return SMALLEST_BYTES
+    quantum = 1 << ((nbytes - 1).bit_length() - 3)
+    return -(-nbytes // quantum) * quantum
+
+
+class SharedBuffer:
+    """One piece of shared memory of the pool."""
+
+    def __init__(self, number: int, capacity: int, region: Region) -> None:
+        self.number = number
+        self.capacity = capacity
+        self.descriptor = region.descriptor
+        self.view = region.view
+
+    def close(self) -> None:
+        """Give the memory back; the mapping itself goes with the last view of it."""
+        os.close(self.descriptor)
+        del self.view
+
+
+class Lease:
+    """One use of a buffer, from the pool and back.
+
+    Attributes:
+        number: never used twice, so a late message cannot touch the buffer's next use.
+        nbytes: the bytes that were asked for.
+    """
+
+    __slots__ = ("_holders", "_pool", "buffer", "nbytes", "number")
+
+    def __init__(self, number: int, buffer: SharedBuffer, nbytes: int, holder: Hashable, pool: BufferPool) -> None:
+        self.number = number
+        self.buffer = buffer
+        self.nbytes = nbytes
+        self._holders = {holder}
+        self._pool = pool
+
+    @property
+    def view(self) -> memoryview:
+        """The writable bytes of this lease."""
+        return self.buffer.view[: self.nbytes]
+
+    @property
+    def is_over(self) -> bool:
+        return not self._holders
+
+    def hold(self, holder: Hashable) -> None:
+        """Add a holder to a lease that somebody holds."""
+        if self.is_over:
+            raise ValueError(f"lease {self.number} is over; its buffer may be in use again")
+        self._holders.add(holder)
+
+    def release(self, holder: Hashable = FRONT) -> None:
+        """One holder lets go; repeating it is harmless."""
+        if holder in self._holders:
+            self._holders.discard(holder)
+            if not self._holders:
+                self._pool.take_back(self)
+
+
+@dataclass(frozen=True)
+class PoolUsage:
+    """What the pool holds now."""
+
+    leases: int
+    leased_bytes: int
+    spare_buffers: int
+    spare_bytes: int
+    limit_bytes: int
+
+
+class BufferPool:
+    """Makes, lends and reuses shared buffers within a limit.
+
+    Arguments:
+        kind: which implementation of shared memory.
+        limit_bytes: capacity of all buffers together.
+        spare_bytes: capacity that stays mapped for reuse when nobody needs it.
+    """
+
+    def __init__(self, *, kind: BufferKind, limit_bytes: int, spare_bytes: int) -> None:
+        self._make_region = REGIONS[kind]
+        self._limit_bytes = limit_bytes
+        self._spare_limit_bytes = spare_bytes
+        self._numbers = itertools.count(1)
+        self._leases: dict[int, Lease] = {}
+        self._leased_bytes = 0
+        self._spare: dict[int, list[SharedBuffer]] = {}
+        self._spare_bytes = 0
+        #: Called with the number of each buffer that is given back to the system, so that engines unmap it.
+        self.on_discard: list[Callable[[int], None]] = []
+
+    def lease(self, nbytes: int, *, holder: Hashable = FRONT) -> Lease:
+        """Lend a buffer of at least `nbytes`.
+
+        Raises:
+            TooLarge: more than the pool may ever hold.
+            OutOfMemory: no room now.
+        """
+        capacity = size_class(nbytes)
+        if capacity > self._limit_bytes:
+            raise TooLarge(
+                f"{nbytes} bytes do not fit into the server's shared buffers of {self._limit_bytes} bytes; "
+                "split the call, or raise the setting buffer_bytes",
+                details={"needed_bytes": nbytes, "limit_bytes": self._limit_bytes},
+            )
+        lease = Lease(next(self._numbers), self._spare_buffer(capacity) or self._new(capacity), nbytes, holder, self)
+        self._leases[lease.number] = lease
+        self._leased_bytes += capacity
+        return lease
+
+    def find(self, number: int) -> Lease | None:
+        """The lease of this number, if it is not over."""
+        return self._leases.get(number)
+
+    def take_back(self, lease: Lease) -> None:
+        """The last holder let go: the buffer may serve the next lease."""
+        del self._leases[lease.number]
+        self._leased_bytes -= lease.buffer.capacity
+        self._spare.setdefault(lease.buffer.capacity, []).append(lease.buffer)
+        self._spare_bytes += lease.buffer.capacity
+        self._trim(self._spare_limit_bytes)
+
+    def drop_holder(self, holder: Hashable) -> None:
+        """A holder is dead: every lease that it held goes on without it, or is over."""
+        for lease in list(self._leases.values()):
+            lease.release(holder)
+
+    def usage(self) -> PoolUsage:
+        return PoolUsage(
+            leases=len(self._leases),
+            leased_bytes=self._leased_bytes,
+            spare_buffers=sum(map(len, self._spare.values())),
+            spare_bytes=self._spare_bytes,
+            limit_bytes=self._limit_bytes,
+        )
+
+    def close(self) -> None:
+        """Give all spare memory back; buffers under a lease follow as their leases end."""
+        self._spare_limit_bytes = 0
+        self._trim(0)
+
+    def _spare_buffer(self, capacity: int) -> SharedBuffer | None:
+        spare = self._spare.get(capacity)
+        if not spare:
+            return None
+        self._spare_bytes -= capacity
+        return spare.pop()  # the one used last: its pages are the warmest
+
+    def _new(self, capacity: int) -> SharedBuffer:
+        self._trim(max(0, self._limit_bytes - self._leased_bytes - capacity))
+        free = self._limit_bytes - self._leased_bytes - self._spare_bytes
+        if capacity > free:
+            raise _no_room(capacity, free)
+        try:
+            return SharedBuffer(next(self._numbers), capacity, self._make_region(capacity))
+        except (OSError, ValueError) as error:  # no descriptors, no address space, a full disk
+            raise _no_room(capacity, free) from error
+
+    def _trim(self, keep_bytes: int) -> None:
+        """Discard spare buffers, largest first, until at most `keep_bytes` of them are left."""
+        for buffer in list(self._largest_spare()):
+            if self._spare_bytes <= keep_bytes:
+                return
+            self._spare[buffer.capacity].remove(buffer)
+            self._spare_bytes -= buffer.capacity
+            for tell in self.on_discard:
+                tell(buffer.number)
+            buffer.close()
+
+    def _largest_spare(self) -> Iterator[SharedBuffer]:
+        for capacity in sorted(self._spare, reverse=True):
+            yield from self._spare[capacity]
+
+
+def _no_room(needed: int, free: int) -> OutOfMemory:
+    return OutOfMemory(
+        f"no room for a shared buffer of {needed} bytes now, {free} bytes are free; try again",
+        details={"needed_bytes": needed, "free_bytes": free},
+        retry_after_s=1.0,
+    )

@@ -1,0 +1,257 @@
+"""The front's end of one engine process: calls out, replies in, and who holds which buffer meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shardserve_proto.errors import DeadlineExceeded, Overloaded, ShardserveError
+from shardserve_proto.messages import EngineInfo
+from shardserve_proto.programs import validate
+
+from .buffers import FRONT, BufferPool, Lease, SharedBuffer
+from .channel import BrokenLink, LoopChannel
+from .descriptors import send_descriptor
+from .messages import (
+    LINK_VERSION,
+    Call,
+    Cancel,
+    Denied,
+    Failed,
+    Forget,
+    Granted,
+    Hello,
+    Message,
+    Refused,
+    Released,
+    Reply,
+    WantBuffer,
+    error_from_wire,
+    error_to_wire,
+)
+from .transfer import EngineReply, Upload
+
+
+@dataclass
+class _Pending:
+    future: asyncio.Future[EngineReply]
+    sent_at: float
+
+
+class EngineConnection:
+    """One life of an engine, as the front sees it.
+
+    Arguments:
+        pool: the buffers that calls and replies travel in.
+        on_hello: called with the engine's own description, once it is ready.
+        on_refused: called when the engine cannot start with its settings.
+        on_end: called once, when the socket ends.
+    """
+
+    def __init__(
+        self,
+        pool: BufferPool,
+        *,
+        descriptors: socket.socket,
+        on_hello: Callable[[EngineInfo], None],
+        on_refused: Callable[[ShardserveError], None],
+        on_end: Callable[[], None],
+    ) -> None:
+        self._pool = pool
+        self._descriptors = descriptors
+        self._descriptors.setblocking(False)
+        self._on_hello = on_hello
+        self._on_refused = on_refused
+        self._on_end = on_end
+        self._channel: LoopChannel | None = None
+        self._calls: dict[int, _Pending] = {}
+        self._numbers = itertools.count(1)
+        self._known_buffers: set[int] = set()
+        self._holder = object()  # what this life of the engine holds, no other one does
+        pool.on_discard.append(self._forget)
+
+    async def open(self, messages: socket.socket) -> None:
+        """Take over the front's end of the message socket."""
+        self._channel = await LoopChannel.open(messages, on_message=self._on_message, on_end=self._ended)
+
+    async def call(
+        self, header: bytes, upload: Upload, *, owner: str = "", deadline: float | None = None, receive_s: float = 0.0
+    ) -> EngineReply:
+        """Run a call; cancelling the awaiting task drops it, and frees its buffers, at once.
+
+        Arguments:
+            header: the bytes of a `CallRequest`.
+            deadline: on the monotonic clock.
+
+        Raises:
+            DeadlineExceeded: the deadline passed first.
+            ShardserveError: what the engine answered.
+        """
+        number = next(self._numbers)
+        pending = _Pending(asyncio.get_running_loop().create_future(), time.monotonic())
+        self._send_call(number, header, upload, owner=owner, deadline=deadline, receive_s=receive_s)
+        self._calls[number] = pending
+        timer = self._arm(number, deadline)
+        try:
+            return await pending.future
+        finally:
+            if timer is not None:
+                timer.cancel()
+            self._abandon(number)
+
+    def close(self, error: ShardserveError | None = None) -> None:
+        """End the link; calls that still wait fail with `error`."""
+        if self._channel is not None:
+            self._channel.close()
+        self._descriptors.close()
+        if error is not None:
+            self.fail_calls(error)
+
+    def fail_calls(self, error: ShardserveError) -> None:
+        """Every call that waits gets the error now."""
+        for pending in self._calls.values():
+            if not pending.future.done():
+                pending.future.set_exception(error)
+        self._calls.clear()
+
+    def return_buffers(self) -> None:
+        """The process is dead: whatever it held comes back."""
+        if self._forget in self._pool.on_discard:
+            self._pool.on_discard.remove(self._forget)
+        self._pool.drop_holder(self._holder)
+
+    def _send_call(
+        self, number: int, header: bytes, upload: Upload, *, owner: str, deadline: float | None, receive_s: float
+    ) -> None:
+        lease = upload.lease
+        if lease is not None:
+            self._introduce(lease.buffer)
+            lease.hold(self._holder)
+        message = Call(
+            call=number,
+            owner=owner,
+            header=header,
+            segments=upload.segments,
+            lease=lease.number if lease else None,
+            buffer=lease.buffer.number if lease else None,
+            nbytes=lease.nbytes if lease else len(upload.payload),
+            deadline=deadline,
+            receive_s=receive_s,
+        )
+        self._send(message, upload.payload)
+
+    def _send(self, message: Message, payload: bytes | bytearray | memoryview = b"") -> None:
+        assert self._channel is not None  # noqa: S101 - opened before it is handed out
+        self._channel.send(message, (payload,) if payload else ())
+
+    def _introduce(self, buffer: SharedBuffer) -> None:
+        """Pass the descriptor of a buffer that this engine does not know yet."""
+        if buffer.number in self._known_buffers:
+            return
+        try:
+            send_descriptor(
+                self._descriptors, number=buffer.number, capacity=buffer.capacity, descriptor=buffer.descriptor
+            )
+        except OSError:
+            raise Overloaded("the engine takes no more buffers now; try again", retry_after_s=1.0) from None
+        self._known_buffers.add(buffer.number)
+
+    def _forget(self, buffer: int) -> None:
+        if buffer in self._known_buffers:
+            self._known_buffers.discard(buffer)
+            self._send(Forget(buffer))
+
+    def _arm(self, number: int, deadline: float | None) -> asyncio.TimerHandle | None:
+        if deadline is None:
+            return None
+        delay = max(0.0, deadline - time.monotonic())
+        return asyncio.get_running_loop().call_later(delay, self._expire, number)
+
+    def _expire(self, number: int) -> None:
+        pending = self._calls.get(number)
+        if pending is not None and not pending.future.done():
+            pending.future.set_exception(
+                DeadlineExceeded("the call was not done when its deadline passed; give it a longer timeout_s")
+            )
+
+    def _abandon(self, number: int) -> None:
+        """Nobody waits any more; the engine is told, unless it has answered."""
+        if self._calls.pop(number, None) is not None:
+            self._send(Cancel(number))
+
+    def _on_message(self, message: Message, payload: memoryview) -> None:
+        match message:
+            case Reply():
+                self._on_reply(message, payload)
+            case Failed():
+                self._settle(message.call, error=error_from_wire(message.error))
+            case Released():
+                self._on_released(message.lease)
+            case WantBuffer():
+                self._on_want(message)
+            case Hello():
+                if message.version != LINK_VERSION:
+                    raise BrokenLink("front and engine are of different versions")
+                self._on_hello(validate(EngineInfo, message.info))
+            case Refused():
+                self._on_refused(error_from_wire(message.error))
+            case _:
+                raise BrokenLink("the engine sent a message that only a front sends")
+
+    def _on_reply(self, message: Reply, payload: memoryview) -> None:
+        lease = self._pool.find(message.lease) if message.lease is not None else None
+        pending = self._calls.pop(message.call, None)
+        is_wanted = pending is not None and not pending.future.done()
+        if lease is not None:
+            if is_wanted:
+                lease.hold(FRONT)
+            lease.release(self._holder)
+        if pending is None or not is_wanted:
+            return
+        view = lease.view if lease is not None else payload
+        segments = tuple(view[offset : offset + nbytes] for offset, nbytes in message.segments)
+        release = lease.release if lease is not None else _nothing
+        pending.future.set_result(
+            EngineReply(message.header, segments, time.monotonic() - pending.sent_at, _release=release)
+        )
+
+    def _settle(self, number: int, *, error: ShardserveError) -> None:
+        pending = self._calls.pop(number, None)
+        if pending is not None and not pending.future.done():
+            pending.future.set_exception(error)
+
+    def _on_released(self, number: int) -> None:
+        lease = self._pool.find(number)
+        if lease is not None:
+            lease.release(self._holder)
+
+    def _on_want(self, message: WantBuffer) -> None:
+        try:
+            lease = self._grant(message)
+        except ShardserveError as error:
+            self._send(Denied(message.call, error_to_wire(error)))
+            return
+        self._send(Granted(message.call, lease.number, lease.buffer.number, message.nbytes))
+
+    def _grant(self, message: WantBuffer) -> Lease:
+        if message.call not in self._calls:
+            raise DeadlineExceeded("nobody waits for this call any more")
+        lease = self._pool.lease(message.nbytes, holder=self._holder)
+        try:
+            self._introduce(lease.buffer)
+        except ShardserveError:
+            lease.release(self._holder)
+            raise
+        return lease
+
+    def _ended(self) -> None:
+        self._descriptors.close()
+        self._on_end()
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,265 @@
+"""The engine process, seen from the front: started by exec, watched, and started again when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import structlog
+
+from shardserve_proto.errors import EngineLost, EngineStarting, ShardserveError
+from shardserve_proto.messages import EngineInfo
+
+from .buffers import BufferPool
+from .connection import EngineConnection
+from .transfer import EngineReply, Upload
+
+EngineState = Literal["starting", "ready", "down"]
+ENGINE_PROGRAM = ("-m", "shardserve_server.engine.main")
+DEATHS_ALLOWED = 3
+DEATHS_WINDOW_S = 60.0
+STOP_GRACE_S = 5.0
+
+
+def engine_environment(environment: Mapping[str, str], *, virtual_devices: int | None) -> dict[str, str]:
+    """The child's environment: without the server's keys, and with virtual CPU devices if they are asked for."""
+    child = {name: value for name, value in environment.items() if not name.startswith("SHARDSERVE_")}
+    if virtual_devices is not None:
+        flags = [flag for flag in child.get("XLA_FLAGS", "").split() if "host_platform_device_count" not in flag]
+        child["XLA_FLAGS"] = " ".join([*flags, f"--xla_force_host_platform_device_count={virtual_devices}"])
+        child["JAX_PLATFORMS"] = "cpu"
+    return child
+
+
+@dataclass
+class EngineCommand:
+    """How to start an engine.
+
+    Attributes:
+        settings: JSON that the engine reads as its settings.
+        environment: the child's whole environment.
+        program: arguments of the Python interpreter.
+        start_timeout_s: an engine that is not ready by then is ended, and counts as dead.
+    """
+
+    settings: str
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    program: Sequence[str] = ENGINE_PROGRAM
+    start_timeout_s: float = 180.0
+
+    def spawn(self, messages: socket.socket, descriptors: socket.socket) -> subprocess.Popen[bytes]:
+        """Start the process with its ends of both sockets; never a fork of this one, whose threads would not follow."""
+        ends = (messages.fileno(), descriptors.fileno())
+        argv = [sys.executable, *self.program, self.settings, *map(str, ends), str(os.getpid())]
+        return subprocess.Popen(  # noqa: S603 - our own interpreter and program
+            argv,
+            env=dict(self.environment),
+            pass_fds=ends,
+            stdin=subprocess.DEVNULL,
+            stdout=2,  # nothing of the engine belongs on the front's stdout, which scripts read
+            process_group=0,  # Ctrl-C is for the front, which ends the engine in good order
+        )
+
+
+class EngineProcess:
+    """Keeps one engine running and hands calls to it. Belongs to one event loop, but not to the only one: any number
+    of these may share a pool.
+
+    Arguments:
+        command: how to start the engine.
+        pool: the shared buffers.
+        on_change: called after each change of state.
+    """
+
+    def __init__(
+        self, command: EngineCommand, pool: BufferPool, *, on_change: Callable[[EngineState], None] = lambda _: None
+    ) -> None:
+        self.state: EngineState = "down"
+        self.reason = "the engine was not started"
+        self.info: EngineInfo | None = None
+        self.pid: int | None = None
+        self.starts = 0
+        self._command = command
+        self._pool = pool
+        self._on_change = on_change
+        self._connection: EngineConnection | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._deaths: deque[float] = deque(maxlen=DEATHS_ALLOWED)
+        self._start_timer: asyncio.TimerHandle | None = None
+        self._started_at = 0.0
+        self._start_s = 5.0  # of the last start that succeeded; a guess until then
+        self._is_stopping = False
+        self._gone = asyncio.Event()
+        self._starting: asyncio.Task[None] | None = None
+        self._log = structlog.get_logger("shardserve.engine")
+
+    async def start(self) -> None:
+        """Start the process; it is ready later."""
+        loop = asyncio.get_running_loop()
+        self._gone.clear()
+        self._started_at = time.monotonic()
+        self.starts += 1
+        self._enter("starting", "the engine is loading")
+        message_ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        descriptor_ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection = EngineConnection(
+            self._pool,
+            descriptors=descriptor_ends[0],
+            on_hello=self._on_hello,
+            on_refused=self._on_refused,
+            on_end=lambda: self._on_link_end(connection),
+        )
+        with message_ends[1], descriptor_ends[1]:
+            process = self._command.spawn(message_ends[1], descriptor_ends[1])
+        self._process, self._connection, self.pid = process, connection, process.pid
+        threading.Thread(target=_wait, args=(process, loop, self._on_death), name="engine-wait", daemon=True).start()
+        self._start_timer = loop.call_later(self._command.start_timeout_s, self._kill)
+        await connection.open(message_ends[0])
+
+    async def stop(self) -> None:
+        """End the process: the closed link asks it to, and SIGKILL follows when it does not listen."""
+        self._is_stopping = True
+        if self._starting is not None:
+            await asyncio.wait([self._starting])
+        if self._process is None or self._connection is None:
+            return
+        self._connection.close(EngineLost("the server is stopping"))
+        try:
+            await asyncio.wait_for(self._gone.wait(), STOP_GRACE_S)
+        except TimeoutError:
+            self._kill()
+            await self._gone.wait()
+
+    async def call(
+        self, header: bytes, upload: Upload, *, owner: str = "", deadline: float | None = None, receive_s: float = 0.0
+    ) -> EngineReply:
+        """Run a call on the engine.
+
+        Arguments:
+            header: the bytes of a `CallRequest`.
+            upload: its segments; the caller's hold on their lease stays the caller's to release.
+            owner: the label of the key.
+            deadline: on the monotonic clock.
+
+        Raises:
+            EngineStarting: it is not ready yet.
+            EngineLost: it is down, or died during the call.
+            DeadlineExceeded: the deadline passed first.
+            ShardserveError: what the engine answered.
+        """
+        return await self._ready_connection().call(header, upload, owner=owner, deadline=deadline, receive_s=receive_s)
+
+    def check_ready(self) -> EngineInfo:
+        """What the engine tells of itself.
+
+        Raises:
+            EngineStarting, EngineLost: it is not ready, and why.
+        """
+        self._ready_connection()
+        assert self.info is not None  # noqa: S101 - a ready engine has said hello
+        return self.info
+
+    def _ready_connection(self) -> EngineConnection:
+        if self.state == "starting":
+            raise EngineStarting(f"{self.reason}; ask again", retry_after_s=self._retry_after_s())
+        if self.state == "down" or self._connection is None:
+            raise EngineLost(self.reason, retry_after_s=DEATHS_WINDOW_S)
+        return self._connection
+
+    def _retry_after_s(self) -> float:
+        return max(1.0, math.ceil(self._started_at + self._start_s - time.monotonic()))
+
+    def _enter(self, state: EngineState, reason: str) -> None:
+        self.state, self.reason = state, reason
+        self._on_change(state)
+
+    def _on_hello(self, info: EngineInfo) -> None:
+        self._disarm()
+        self.info = info
+        self._start_s = time.monotonic() - self._started_at
+        self._enter("ready", "")
+        self._log.info("engine ready", pid=self.pid, start_s=round(self._start_s, 3), devices=len(info.devices))
+
+    def _on_refused(self, error: ShardserveError) -> None:
+        self._deaths.clear()
+        self._is_stopping = True  # the same settings would be refused again
+        self._enter("down", f"the engine cannot start with these settings: {error.message}")
+        self._log.error("engine refused its settings", reason=error.message)
+
+    def _on_link_end(self, connection: EngineConnection) -> None:
+        """The engine's end of the link is closed: whoever waits learns it now, before waitpid has the verdict."""
+        if connection is not self._connection or self._process is None:
+            return
+        if not self._is_stopping:
+            self._enter("starting", "the engine died and is starting again")
+            self._started_at = time.monotonic()
+        connection.fail_calls(
+            EngineLost(
+                "the engine died during the call; it is starting again, but this call is not repeated",
+                retry_after_s=self._retry_after_s(),
+            )
+        )
+        if not self._is_stopping:
+            self._kill()  # a process that lives on without its link is of no use
+
+    def _on_death(self, process: subprocess.Popen[bytes], status: int) -> None:
+        """waitpid has spoken: the process holds nothing any more."""
+        if process is not self._process or self._connection is None:
+            return
+        connection, self._connection, self._process, self.pid = self._connection, None, None, None
+        self._disarm()
+        connection.return_buffers()
+        connection.close(
+            EngineLost("the engine died during the call; it is not repeated", retry_after_s=self._retry_after_s())
+        )
+        self._gone.set()
+        if not self._is_stopping:
+            self._log.error("engine died", how=_describe(status), starts=self.starts)
+            self._restart(status)
+
+    def _restart(self, status: int) -> None:
+        now = time.monotonic()
+        self._deaths.append(now)
+        if len(self._deaths) == DEATHS_ALLOWED and now - self._deaths[0] < DEATHS_WINDOW_S:
+            reason = (
+                f"the engine died {DEATHS_ALLOWED} times within {DEATHS_WINDOW_S:.0f} s (last: {_describe(status)})"
+            )
+            self._enter("down", f"{reason}; it stays down until the server is restarted")
+            self._log.error("engine stays down", reason=self.reason)
+            return
+        self._starting = asyncio.get_running_loop().create_task(self.start())
+
+    def _kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+
+    def _disarm(self) -> None:
+        if self._start_timer is not None:
+            self._start_timer.cancel()
+            self._start_timer = None
+
+
+def _wait(
+    process: subprocess.Popen[bytes],
+    loop: asyncio.AbstractEventLoop,
+    on_death: Callable[[subprocess.Popen[bytes], int], None],
+) -> None:
+    status = process.wait()
+    try:
+        loop.call_soon_threadsafe(on_death, process, status)
+    except RuntimeError:  # the loop is closed: the front itself is ending
+        return
+
+
+def _describe(status: int) -> str:
+    return f"signal {-status}" if status < 0 else f"exit status {status}"

@@ -1,0 +1,169 @@
+"""The messages between front and engine: small, typed, and free of array bytes.
+
+On the socket a message is `[kind, field, field, ...]` in msgpack; the bytes that ride along with it (the payload) follow
+it raw. Numbers of calls are chosen by the front and mean nothing beyond one connection.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, TypeAlias
+
+from shardserve_proto.errors import BY_CODE, InternalError, ShardserveError
+
+#: Spoken by both ends of one installation; a mismatch is a broken installation.
+LINK_VERSION = 1
+
+Ranges: TypeAlias = tuple[tuple[int, int], ...]  # (offset, bytes) of each segment, in a buffer or in the payload
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Engine to front, once it is ready: the wire form of its `EngineInfo`."""
+
+    version: int
+    info: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Engine to front: it cannot start with these settings, and a restart would not help."""
+
+    error: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Front to engine: run a call.
+
+    Attributes:
+        header: the bytes of a `CallRequest`.
+        segments: where each segment lies.
+        lease: the lease that holds the segments, or None when they are the payload.
+        buffer, nbytes: the lease's buffer, and how much of it the lease covers.
+        deadline: on the monotonic clock, which all processes of a host share.
+        receive_s: seconds that the front took to receive the call, for the report.
+    """
+
+    call: int
+    owner: str
+    header: bytes
+    segments: Ranges
+    lease: int | None
+    buffer: int | None
+    nbytes: int
+    deadline: float | None
+    receive_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Front to engine: nobody waits for this call any more."""
+
+    call: int
+
+
+@dataclass(frozen=True, slots=True)
+class WantBuffer:
+    """Engine to front: the call's outputs take so many bytes."""
+
+    call: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """Front to engine: write the outputs here."""
+
+    call: int
+    lease: int
+    buffer: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Denied:
+    """Front to engine: no buffer for this call, and why."""
+
+    call: int
+    error: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Engine to front: the outputs, in the granted lease or in the payload."""
+
+    call: int
+    header: bytes
+    segments: Ranges
+    lease: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Engine to front: the call ended with this error."""
+
+    call: int
+    error: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """Engine to front: nothing in the engine refers to this lease any more."""
+
+    lease: int
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Front to engine: the buffer is gone for good; unmap it."""
+
+    buffer: int
+
+
+Message: TypeAlias = (
+    Hello | Refused | Call | Cancel | WantBuffer | Granted | Denied | Reply | Failed | Released | Forget
+)
+_KINDS: tuple[type[Message], ...] = (
+    Hello, Refused, Call, Cancel, WantBuffer, Granted, Denied, Reply, Failed, Released, Forget,
+)  # fmt: skip
+_NUMBERS: dict[type[Message], int] = {kind: number for number, kind in enumerate(_KINDS)}
+_FIELD_NAMES: dict[type[Message], tuple[str, ...]] = {
+    kind: tuple(field.name for field in fields(kind)) for kind in _KINDS
+}
+
+
+def to_fields(message: Message) -> tuple[Any, ...]:
+    """`(kind, field, ...)`."""
+    kind = type(message)
+    return (_NUMBERS[kind], *(getattr(message, name) for name in _FIELD_NAMES[kind]))
+
+
+def from_fields(values: tuple[Any, ...]) -> Message:
+    """The message of its fields.
+
+    Raises:
+        ValueError: no such kind, or another number of fields.
+    """
+    try:
+        kind = _KINDS[values[0]]
+        return kind(*values[1:])
+    except (IndexError, TypeError) as error:
+        raise ValueError("not a message of the link") from error
+
+
+def error_to_wire(error: ShardserveError) -> dict[str, Any]:
+    """An error as the link carries it: the whole of it, since both ends are ours."""
+    wire: dict[str, Any] = error.to_wire()["error"]
+    return wire
+
+
+def error_from_wire(wire: dict[str, Any]) -> ShardserveError:
+    """The error of `error_to_wire`."""
+    cls = BY_CODE.get(wire.get("code", ""), InternalError)
+    return cls(
+        wire.get("message", "the engine gave no reason"),
+        details=wire.get("details"),
+        retry_after_s=wire.get("retry_after_s"),
+        error_id=wire.get("id"),
+    )
