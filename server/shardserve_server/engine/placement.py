@@ -64,11 +64,11 @@ def place(aval: Aval, spec: P, mesh: MeshShape) -> Placed:
 def place_freely(aval: Aval, mesh: MeshShape) -> Placed:
     """An output whose spec the compiler chooses.
 
-    Large dimensions are padded to a multiple of the device count: at an uneven size XLA silently replicates the result
-    at the boundary of jit (jax#26946), whatever it would have chosen.
+    Dimensions are padded to a multiple of the device count: at an uneven size XLA silently replicates the result at the
+    boundary of jit (jax#26946), whatever it would have chosen.
     """
     devices = math.prod(size for _, size in mesh)
-    padded = tuple(round_up(size, devices) if size >= 4 * devices else size for size in aval.shape)
+    padded = tuple(round_up(size, devices) if size >= devices else size for size in aval.shape)
     return Placed(aval, None, padded)
 
 

@@ -37,10 +37,7 @@ def view(segment: Array, placed: Placed) -> Array:
 def upload(
     arrays: Sequence[Array], placements: Sequence[Placed], shardings: Sequence[jax.sharding.Sharding]
 ) -> list[jax.Array]:
-    """Put arrays on their devices. On CPU an aligned row split aliases host memory, which nobody writes again.
-
-    (One device needs none of this: a compiled call takes host arrays itself, in a tenth of the time.)
-    """
+    """Put arrays on their devices. On CPU an aligned row split aliases host memory, which nobody writes again."""
     whole = [number for number, placed in enumerate(placements) if not placed.is_padded]
     put = iter(jax.device_put([arrays[n] for n in whole], [shardings[n] for n in whole]))
     return [
