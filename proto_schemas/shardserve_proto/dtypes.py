@@ -35,6 +35,7 @@ _NAMES: dict[DType, str] = {dtype: name for name, dtype in DTYPES.items()}
 BFLOAT16 = DTYPES["bfloat16"]
 #: 16-bit floats accumulate, and cross devices, in float32.
 HALF_FLOATS = frozenset({DTYPES["float16"], BFLOAT16})
+_FLOATS = HALF_FLOATS | {DTYPES["float32"], DTYPES["float64"]}
 _NUMPY_DTYPES = frozenset(DTYPES[name] for name in _NUMPY_NAMES)
 _BYTE_WIDE = frozenset({DTYPES["bool"], DTYPES["int8"], DTYPES["uint8"]})
 _WEAK_TYPES: dict[WeakKind, type] = {"bool": bool, "int": int, "float": float, "complex": complex}
@@ -81,7 +82,7 @@ def strong(operand: DType | WeakKind) -> DType:
 
 def is_float(dtype: DType) -> bool:
     """float16, bfloat16, float32 or float64: real floats that shardserve computes with."""
-    return dtype.kind == "f" or dtype == BFLOAT16
+    return dtype in _FLOATS  # not by kind: that of float8_e5m2 is "f" too
 
 
 def result_dtype(*operands: DType | WeakKind) -> DType:
