@@ -1,0 +1,1 @@
+"""HTTP alone, without JAX: the app, its protocol class, keys, routes and telemetry."""

@@ -2,85 +2,29 @@
 
 A buffer is a piece of memory that front and engines map. It has a number, a fixed capacity, and is reused. A *lease* is
 one use of it, with a set of holders (the front while it receives or sends, an engine while it reads or writes); the
-buffer returns to the pool when the last holder lets go. Only the first `nbytes` of a lease are ever handed out, and both
-ends write those bytes before anybody reads them, so what an earlier lease left behind is not readable.
+buffer returns to the pool when the last holder lets go. Only the first `nbytes` of a lease are ever handed out, and
+they are written before anybody reads them, so what an earlier lease left behind is not readable.
 
 The pool belongs to the front's event loop: nothing here is safe to call from another thread.
 """
 
 from __future__ import annotations
 
-import fcntl
 import itertools
-import mmap
 import os
-import sys
-import tempfile
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 from shardserve_proto.errors import OutOfMemory, TooLarge
 
-BufferKind = Literal["memfd", "file"]
+from .regions import REGIONS, BufferKind, Region
+
 FRONT = "front"
 SMALLEST_BYTES = 128 * 1024
 
 
-@dataclass(frozen=True)
-class Region:
-    """Memory that a descriptor gives to another process.
-
-    Attributes:
-        descriptor: passed to an engine, which maps it.
-        view: the front's own writable mapping.
-    """
-
-    descriptor: int
-    view: memoryview
-
-
-def memfd_region(nbytes: int) -> Region:
-    """Anonymous memory whose size is sealed: no process can shrink it under another one's mapping."""
-    descriptor = os.memfd_create("shardserve", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.ftruncate(descriptor, nbytes)
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-        return _mapped(descriptor, nbytes)
-    except BaseException:
-        os.close(descriptor)
-        raise
-
-
-def file_region(nbytes: int) -> Region:
-    """A file without a name, for systems that have no memfd. Its blocks are reserved, so no write can meet a full disk."""
-    with tempfile.TemporaryFile(prefix="shardserve-") as file:
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(file.fileno(), 0, nbytes)
-        else:
-            os.ftruncate(file.fileno(), nbytes)
-        descriptor = os.dup(file.fileno())
-    try:
-        return _mapped(descriptor, nbytes)
-    except BaseException:
-        os.close(descriptor)
-        raise
-
-
-def _mapped(descriptor: int, nbytes: int) -> Region:
-    return Region(descriptor, memoryview(mmap.mmap(descriptor, nbytes)))
-
-
-REGIONS: dict[BufferKind, Callable[[int], Region]] = {"memfd": memfd_region, "file": file_region}
-
-
-def default_kind() -> BufferKind:
-    """memfd where the system has it, else the unlinked file."""
-    return "memfd" if sys.platform == "linux" else "file"
-
-
 def size_class(nbytes: int) -> int:
-    """The capacity of the buffer that serves `nbytes`: four classes in each doubling, so at most a quarter is unused."""
+    """The capacity of the buffer that serves `nbytes`: four classes in each doubling: at most a quarter is unused."""
     if nbytes <= SMALLEST_BYTES:
         return SMALLEST_BYTES
     quantum = 1 << ((nbytes - 1).bit_length() - 3)

@@ -98,6 +98,9 @@ class EngineConnection:
         timer = self._arm(number, deadline)
         try:
             return await pending.future
+        except asyncio.CancelledError:
+            _release_unread(pending.future)
+            raise
         finally:
             if timer is not None:
                 timer.cancel()
@@ -251,6 +254,12 @@ class EngineConnection:
     def _ended(self) -> None:
         self._descriptors.close()
         self._on_end()
+
+
+def _release_unread(future: asyncio.Future[EngineReply]) -> None:
+    """The reply came in the same turn of the loop as the cancellation; nobody will read it."""
+    if future.done() and not future.cancelled() and future.exception() is None:
+        future.result().release()
 
 
 def _nothing() -> None:

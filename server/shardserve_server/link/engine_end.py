@@ -66,7 +66,7 @@ class Submits(Protocol):
 
 
 class _Outputs:
-    """The room for one call's outputs: a local piece of memory if they are small, else a lease that the front grants."""
+    """Room for one call's outputs: a local piece of memory if they are small, else a lease that the front grants."""
 
     def __init__(self, call: int, channel: ThreadChannel) -> None:
         self._call = call

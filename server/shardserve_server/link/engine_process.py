@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import structlog
 
@@ -22,9 +21,8 @@ from shardserve_proto.messages import EngineInfo
 
 from .buffers import BufferPool
 from .connection import EngineConnection
-from .transfer import EngineReply, Upload
+from .transfer import EngineReply, EngineState, Upload
 
-EngineState = Literal["starting", "ready", "down"]
 ENGINE_PROGRAM = ("-m", "shardserve_server.engine.main")
 DEATHS_ALLOWED = 3
 DEATHS_WINDOW_S = 60.0

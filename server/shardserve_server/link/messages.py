@@ -1,7 +1,7 @@
 """The messages between front and engine: small, typed, and free of array bytes.
 
-On the socket a message is `[kind, field, field, ...]` in msgpack; the bytes that ride along with it (the payload) follow
-it raw. Numbers of calls are chosen by the front and mean nothing beyond one connection.
+On the socket a message is `[kind, field, field, ...]` in msgpack; the bytes that ride along with it (the payload)
+follow it raw. Numbers of calls are chosen by the front and mean nothing beyond one connection.
 """
 
 from __future__ import annotations
@@ -146,8 +146,8 @@ def from_fields(values: tuple[Any, ...]) -> Message:
         ValueError: no such kind, or another number of fields.
     """
     try:
-        kind = _KINDS[values[0]]
-        return kind(*values[1:])
+        message: Message = _KINDS[values[0]](*values[1:])
+        return message
     except (IndexError, TypeError) as error:
         raise ValueError("not a message of the link") from error
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal, Protocol
 
 from shardserve_proto.frames import Buffer, Layout, align
+from shardserve_proto.messages import EngineInfo
 
 from .buffers import BufferPool, Lease
 from .messages import Ranges
+
+EngineState = Literal["starting", "ready", "down"]
 
 
 @dataclass(frozen=True)
@@ -72,3 +76,26 @@ class EngineReply:
     def release(self) -> None:
         """Let the outputs' buffer go; call it only when no byte of the segments is still to be sent."""
         self._release()
+
+
+class EngineLink(Protocol):
+    """An engine as the front uses it, wherever it runs.
+
+    Attributes:
+        state, reason: where it stands, and why.
+        info: what it told of itself when it was last ready.
+    """
+
+    state: EngineState
+    reason: str
+    info: EngineInfo | None
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    def check_ready(self) -> EngineInfo: ...
+
+    async def call(
+        self, header: bytes, upload: Upload, *, owner: str, deadline: float | None, receive_s: float
+    ) -> EngineReply: ...

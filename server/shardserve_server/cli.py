@@ -1,0 +1,198 @@
+"""The command `shardserve`: serve, info, call, demo, settings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from .settings import BadSetting, load_settings, settings_table
+
+app = typer.Typer(
+    name="shardserve",
+    help="A mesh of accelerators behind one HTTP endpoint.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,  # its tracebacks show local variables, keys among them
+)
+
+BAD_SETTING_STATUS = 2
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one line of JSON, for scripts.")]
+UrlOption = Annotated[str | None, typer.Option("--url", help="The server; else SHARDSERVE_URL.")]
+
+
+@app.command()
+def serve(
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on; one that is not loopback needs a key.")
+    ] = None,
+    port: Annotated[int | None, typer.Option(help="TCP port; 0 takes a free one.")] = None,
+    devices: Annotated[int | None, typer.Option(help="Run on so many virtual CPU devices.")] = None,
+    mesh: Annotated[list[str] | None, typer.Option(help="Add a named mesh, as NAME:x=4,y=2; repeatable.")] = None,
+    key_file: Annotated[Path | None, typer.Option(help="File of keys: a label and a key on each line.")] = None,
+    body_bytes: Annotated[str | None, typer.Option(help="Largest frame, for example 4GiB.")] = None,
+    buffer_bytes: Annotated[str | None, typer.Option(help="Shared buffers, all together.")] = None,
+    memory_bytes: Annotated[str | None, typer.Option(help="Device memory that calls may plan with.")] = None,
+    queue_depth: Annotated[int | None, typer.Option(help="Calls that may wait for the engine.")] = None,
+    timeout_s: Annotated[float | None, typer.Option(help="Deadline of a call that names none, in seconds.")] = None,
+    stop_at_eof: Annotated[
+        bool, typer.Option(help="Stop when standard input ends: with the program that started it.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Serve until SIGTERM or Ctrl-C. Every setting is also read from SHARDSERVE_<NAME>; see `shardserve settings`."""
+    given = {
+        "host": host,
+        "port": port,
+        "devices": devices,
+        "meshes": ";".join(mesh) if mesh else None,
+        "key_file": key_file,
+        "body_bytes": body_bytes,
+        "buffer_bytes": buffer_bytes,
+        "memory_bytes": memory_bytes,
+        "queue_depth": queue_depth,
+        "timeout_s": timeout_s,
+    }
+    from .front.server import run
+
+    try:
+        settings = load_settings({name: value for name, value in given.items() if value is not None})
+        run(settings, announce=_announce_json if as_json else _announce, stop_at_eof=stop_at_eof)
+    except BadSetting as error:
+        typer.echo(f"shardserve: {error}", err=True)
+        raise typer.Exit(BAD_SETTING_STATUS) from None
+
+
+def _announce_json(facts: dict[str, Any]) -> None:
+    made = facts.pop("made_key", None)
+    typer.echo(json.dumps(facts))
+    if made is not None:
+        _announce_key(made, facts["key_file"])
+
+
+def _announce(facts: dict[str, Any]) -> None:
+    typer.echo(f"shardserve {facts['version']} listens on {facts['url']} (pid {facts['pid']}); the engine is loading")
+    if not facts["needs_key"]:
+        typer.echo("open to this host alone, without a key")
+    if facts.get("made_key") is not None:
+        _announce_key(facts["made_key"], facts["key_file"])
+
+
+def _announce_key(key: str, path: str) -> None:
+    """Shown once, at the start that made it, and never on stdout, which is piped and kept."""
+    typer.echo(f"a key was made and stored in {path}; it is shown only now. Clients need:", err=True)
+    typer.echo(f"    export SHARDSERVE_API_KEY={key}", err=True)
+
+
+@app.command()
+def info(url: UrlOption = None, as_json: JsonOption = False) -> None:
+    """Show a server's versions, devices, meshes, kernels and limits."""
+    with _client(url) as client:
+        facts = _plain(client.info())
+        devices = [_plain(device) for device in client.devices()]
+    if as_json:
+        typer.echo(json.dumps(facts | {"devices": devices}))
+        return
+    table = Table("", "", show_header=False, box=None)
+    for name, value in facts.items():
+        table.add_row(name, _shown(value))
+    table.add_row("devices", ", ".join(f"{device['id']}: {device['kind']}" for device in devices))
+    Console().print(table)
+
+
+@app.command()
+def call(
+    kernel: Annotated[str, typer.Argument(help="Name of a kernel, for example dot.")],
+    files: Annotated[list[Path], typer.Argument(help="Arrays, as .npy files.", exists=True, dir_okay=False)],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the result here, as .npy.")] = None,
+    param: Annotated[
+        list[str] | None, typer.Option(help="Parameter, as NAME=VALUE (JSON or text); repeatable.")
+    ] = None,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run one kernel on arrays in files."""
+    import numpy as np
+
+    params = dict(_parameter(text) for text in param or ())
+    arrays = [np.load(path, allow_pickle=False, mmap_mode="r") for path in files]
+    with _client(url) as client:
+        try:
+            done = client.call(kernel, *arrays, **params)
+        except Exception as error:
+            raise _failed(error) from None
+    value = np.asarray(done.value)
+    if output is not None:
+        with output.open("wb") as file:  # np.save would add a suffix of its own
+            np.save(file, value, allow_pickle=False)
+    if as_json:
+        typer.echo(json.dumps({"dtype": str(value.dtype), "shape": value.shape, "report": _plain(done.report)}))
+    elif output is None:
+        typer.echo(np.array2string(value, threshold=100))
+    else:
+        typer.echo(f"{output}: {value.dtype}{list(value.shape)}")
+
+
+@app.command()
+def demo() -> None:
+    """Start a server with 8 virtual devices and run the guided tour on it."""
+    from .demo import main as tour
+
+    raise typer.Exit(tour() or 0)
+
+
+@app.command()
+def settings(as_json: JsonOption = False) -> None:
+    """Print the table of settings: name, unit, default, meaning."""
+    rows = settings_table()
+    if as_json:
+        typer.echo(json.dumps([vars(row) for row in rows]))
+        return
+    table = Table("setting", "variable", "unit", "default", "meaning")
+    for row in rows:
+        table.add_row(row.name, row.variable, row.unit, row.default, row.meaning)
+    Console().print(table)
+
+
+def _client(url: str | None) -> Any:
+    import shardserve
+
+    return shardserve.Client(url) if url else shardserve.Client()
+
+
+def _parameter(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise typer.BadParameter(f"a parameter is given as NAME=VALUE, not as {text!r}")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value  # a bare text needs no quotes
+
+
+def _plain(value: Any) -> Any:
+    return value.model_dump(mode="json") if hasattr(value, "model_dump") else value
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {item}" for name, item in value.items())
+    return "; ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _failed(error: Exception) -> Exception:
+    """Errors that have a name are a line of text; anything else is ours and keeps its traceback."""
+    from shardserve_proto.errors import ShardserveError
+
+    if not isinstance(error, ShardserveError):
+        return error
+    typer.echo(f"shardserve: {error.code}: {error}", err=True)
+    return typer.Exit(1)
+
+
+def main() -> None:
+    """The entry point of the command."""
+    app()

@@ -1,0 +1,103 @@
+"""The FastAPI app, made by a factory: nothing is started, opened or read at import."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+
+from shardserve_proto.errors import InvalidRequest
+
+from ..link.buffers import BufferPool
+from ..link.engine_process import EngineCommand, EngineProcess, engine_environment
+from ..link.transfer import EngineLink
+from ..settings import Settings
+from .auth import Gate, Keys
+from .calls import Calls
+from .errors import ErrorBoundary, error_of_status
+from .openapi import describe
+from .routes import health, kernels
+from .routes.calls import PATH, CallEndpoint
+from .services import Services
+
+
+def create_app(
+    settings: Settings, keys: Keys | None = None, *, engine: EngineLink | None = None, pool: BufferPool | None = None
+) -> FastAPI:
+    """The front's app; its lifespan starts and stops the engine.
+
+    Arguments:
+        keys: who may call; None leaves the app open to this host alone, with the checks that this needs.
+        engine: instead of a process of its own.
+        pool: the buffers, if somebody else made them.
+    """
+    pool = pool or make_pool(settings)
+    engine = engine or make_engine(settings, pool)
+    calls = Calls(settings, engine, pool)
+    services = Services(settings, engine, pool, calls)
+    app = FastAPI(
+        title="shardserve",
+        version=services.version,
+        docs_url=None,  # both pages load their scripts from another host
+        redoc_url=None,
+        lifespan=_lifespan(services),
+    )
+    app.state.services = services
+    app.add_middleware(Gate, keys=keys)
+    app.add_middleware(ErrorBoundary)  # the last added is the outermost
+    app.add_exception_handler(HTTPException, _refused)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.router.add_route(PATH, CallEndpoint(calls, body_bytes=settings.body_bytes), methods=["POST"])  # type: ignore[arg-type]
+    app.include_router(health.router)
+    app.include_router(kernels.router)
+    describe(app)
+    return app
+
+
+def make_pool(settings: Settings) -> BufferPool:
+    """The shared buffers of these settings."""
+    return BufferPool(
+        kind=settings.buffer_kind, limit_bytes=settings.buffer_bytes, spare_bytes=settings.spare_buffer_bytes
+    )
+
+
+def make_engine(settings: Settings, pool: BufferPool) -> EngineProcess:
+    """The engine process of these settings."""
+    command = EngineCommand(
+        settings.engine_json(),
+        environment=engine_environment(os.environ, virtual_devices=settings.devices),
+        start_timeout_s=settings.engine_start_timeout_s,
+    )
+    return EngineProcess(command, pool)
+
+
+def _lifespan(services: Services):  # type: ignore[no-untyped-def]
+    @asynccontextmanager
+    async def run(_: FastAPI) -> AsyncIterator[None]:
+        await services.engine.start()
+        try:
+            yield
+        finally:
+            await services.engine.stop()
+            services.pool.close()
+
+    return run
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)  # noqa: S101 - the class that it is registered for
+    named = error_of_status(error.status_code, method=request.method, path=request.url.path)
+    return JSONResponse(named.to_wire(), status_code=error.status_code, headers=error.headers)
+
+
+async def _invalid(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)  # noqa: S101 - the class that it is registered for
+    first = error.errors()[0]
+    place = ".".join(map(str, first["loc"]))[:200]
+    named = InvalidRequest(f"{place}: {first['msg']}")
+    return JSONResponse(named.to_wire(), status_code=400)

@@ -1,0 +1,106 @@
+"""Reading a request's body: its length is known and checked before a byte is read, and it is read only once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.types import Receive, Scope
+
+from shardserve_proto.errors import BadFrame, InvalidRequest, LengthRequired, TooLarge, UnsupportedMediaType
+
+DIGITS = frozenset(b"0123456789")
+
+
+class ClientGone(Exception):
+    """The client closed the connection before its request was complete; there is nobody to answer."""
+
+
+def headers_of(scope: Scope) -> Mapping[bytes, bytes]:
+    """The request's headers; names are lower case, and of a repeated one the last counts."""
+    return dict(scope["headers"])
+
+
+def content_length(headers: Mapping[bytes, bytes], *, limit: int) -> int:
+    """The declared length of the body.
+
+    Raises:
+        LengthRequired: none is declared (a chunked body).
+        TooLarge: over the limit; nothing was read.
+    """
+    declared = headers.get(b"content-length")
+    if declared is None or b"transfer-encoding" in headers:
+        raise LengthRequired("a body needs a Content-Length; chunked bodies are not read")
+    if not declared or not DIGITS.issuperset(declared) or len(declared) > 20:
+        raise InvalidRequest("the Content-Length is not a number")
+    length = int(declared)
+    if length > limit:
+        raise TooLarge(
+            f"the body has {length} bytes, at most {limit} are allowed",
+            details={"needed_bytes": length, "limit_bytes": limit},
+        )
+    return length
+
+
+def check_media_type(headers: Mapping[bytes, bytes], expected: str) -> None:
+    """Hold the Content-Type against the one that the route reads.
+
+    Raises:
+        UnsupportedMediaType: otherwise, or with a Content-Encoding.
+    """
+    given = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    if given != expected.encode():
+        shown = given[:60].decode("latin-1") or "none"
+        raise UnsupportedMediaType(f"this route reads Content-Type {expected}, not {shown}")
+    if headers.get(b"content-encoding", b"identity") != b"identity":
+        raise UnsupportedMediaType("compressed bodies are not read; send it without a Content-Encoding")
+
+
+class BodyReader:
+    """Hands out a body piece by piece.
+
+    Arguments:
+        length: the declared length.
+    """
+
+    def __init__(self, receive: Receive, *, length: int) -> None:
+        self._receive = receive
+        self._chunk = memoryview(b"")
+        self._has_more = True
+        self.unread_bytes = length
+
+    async def read(self, nbytes: int) -> bytes:
+        """The next `nbytes`.
+
+        Raises:
+            BadFrame: the body ends before.
+            ClientGone: the connection ends before.
+        """
+        target = bytearray(nbytes)
+        await self.read_into(memoryview(target))
+        return bytes(target)
+
+    async def read_into(self, target: memoryview) -> None:
+        """Fill the target with the next bytes; raises as `read` does."""
+        position = 0
+        while position < len(target):
+            piece = await self._next(len(target) - position)
+            target[position : position + len(piece)] = piece
+            position += len(piece)
+
+    async def read_all(self) -> bytes:
+        """The rest of the body."""
+        return await self.read(self.unread_bytes)
+
+    async def _next(self, most: int) -> memoryview:
+        while not self._chunk:
+            if not self._has_more:
+                raise BadFrame(f"the body is truncated: {self.unread_bytes} bytes of it never came")
+            message: Any = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            self._chunk = memoryview(message.get("body", b""))
+            self._has_more = message.get("more_body", False)
+        piece, self._chunk = self._chunk[:most], self._chunk[most:]
+        self.unread_bytes -= len(piece)
+        return piece

@@ -1,0 +1,75 @@
+"""Every failure leaves as the same JSON: the outermost middleware, and the answers for what FastAPI refuses."""
+
+from __future__ import annotations
+
+import json
+import time
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from shardserve_proto.errors import InvalidRequest, NotFound, ShardserveError
+
+from .body import ClientGone
+from .telemetry import named_error, server_timing
+
+
+class ErrorBoundary:
+    """Turns exceptions into error replies and adds `Server-Timing` where a route did not; plain ASGI.
+
+    An exception that comes after the reply has begun can only cut the connection.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        arrived = time.monotonic()
+        has_begun = False
+
+        async def send_timed(message: Message) -> None:
+            nonlocal has_begun
+            if message["type"] == "http.response.start":
+                has_begun = True
+                _add_timing(message, time.monotonic() - arrived)
+            await send(message)
+
+        scope["state"]["arrived"] = arrived
+        try:
+            await self.app(scope, receive, send_timed)
+        except ClientGone:
+            return
+        except Exception as error:
+            if has_begun:
+                raise
+            await send_error(named_error(error, method=scope["method"], path=scope["path"]), send_timed)
+
+
+def _add_timing(message: Message, seconds: float) -> None:
+    headers = list(message.get("headers", ()))
+    if not any(name == b"server-timing" for name, _ in headers):
+        headers.append((b"server-timing", server_timing({"total": seconds})))
+        message["headers"] = headers
+
+
+async def send_error(error: ShardserveError, send: Send) -> None:
+    """Answer with an error."""
+    body = json.dumps(error.to_wire()).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    if error.retry_after_s is not None:
+        headers.append((b"retry-after", b"%d" % max(1, round(error.retry_after_s))))
+    if error.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def error_of_status(status: int, *, method: str, path: str) -> ShardserveError:
+    """What FastAPI's own refusals become."""
+    if status == 404:
+        return NotFound(f"there is no route {path[:200]!r}; /openapi.json lists the routes")
+    if status == 405:
+        return InvalidRequest(f"the route {path[:200]!r} has no method {method[:20]}")
+    return InvalidRequest(f"the request was refused with HTTP {status}")

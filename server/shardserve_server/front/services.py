@@ -1,0 +1,39 @@
+"""What the routes share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import cast
+
+from fastapi import Request
+
+from shardserve_proto.messages import EngineInfo
+
+from ..link.buffers import BufferPool
+from ..link.transfer import EngineLink
+from ..settings import Settings
+from .calls import Calls
+
+
+@dataclass(frozen=True)
+class Services:
+    """The parts of one front."""
+
+    settings: Settings
+    engine: EngineLink
+    pool: BufferPool
+    calls: Calls
+    version: str = version("shardserve")
+
+    def engine_info(self) -> EngineInfo:
+        """What the engine told last; it stays true while the engine starts again.
+
+        Raises:
+            EngineStarting, EngineLost: it was never ready.
+        """
+        return self.engine.info or self.engine.check_ready()
+
+
+def services_of(request: Request) -> Services:
+    return cast(Services, request.app.state.services)

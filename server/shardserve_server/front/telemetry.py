@@ -1,0 +1,52 @@
+"""What the server says of itself: one line of log for each fault, and the time of each phase on each reply."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import uuid
+from collections.abc import Mapping
+
+import structlog
+
+from shardserve_proto.errors import InternalError, ShardserveError
+
+
+def configure_logging() -> None:
+    """Log to stderr, one event a line; called once by the command, never at import."""
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it logs each malformed request; a flood is no news
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ],
+        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+    )
+
+
+def named_error(error: Exception, *, method: str, path: str) -> ShardserveError:
+    """The error that goes out for any exception; each 5xx has an id and one log line with the cause."""
+    named = error if isinstance(error, ShardserveError) else InternalError("the server failed; its log knows the id")
+    if named.status is None:  # an error of the client's side has no place here
+        named = InternalError("the server failed; its log knows the id")
+    if named.status is not None and named.status >= 500:
+        if named.error_id is None:
+            named.error_id = uuid.uuid4().hex[:12]
+        cause = None if error is named else error
+        structlog.get_logger("shardserve.front").error(
+            "request failed",
+            error_id=named.error_id,
+            code=named.code,
+            reason=named.message,
+            method=method,
+            path=path[:200],
+            exc_info=cause,
+        )
+    return named
+
+
+def server_timing(phases_s: Mapping[str, float]) -> bytes:
+    """The `Server-Timing` header of phases in seconds."""
+    return ", ".join(f"{phase};dur={seconds * 1e3:.3f}" for phase, seconds in phases_s.items()).encode()

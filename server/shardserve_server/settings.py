@@ -1,0 +1,217 @@
+"""The server's settings: one table of name, unit, default and meaning.
+
+Each setting is read from the command line or from `SHARDSERVE_<NAME>`. A bad one stops the start.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import ByteSize, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from shardserve_proto.errors import ShardserveError, nearest
+from shardserve_proto.limits import LIMITS
+from shardserve_proto.specs import MeshShape, check_name, resolve_mesh
+
+from .link.regions import BufferKind, default_kind
+
+PREFIX = "SHARDSERVE_"
+#: Variables of the same prefix that belong to the client; they may be set where a server starts.
+CLIENT_VARIABLES = frozenset({"SHARDSERVE_URL", "SHARDSERVE_API_KEY", "SHARDSERVE_TIMEOUT"})
+Count = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Bytes = Annotated[ByteSize, Field(ge=1)]
+
+
+class BadSetting(ValueError):
+    """A setting that stops the start.
+
+    Arguments:
+        name: of the setting, as in the table.
+        reason: what is wrong with it.
+    """
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"setting {name} ({PREFIX}{name.upper()}): {reason}")
+        self.name = name
+        self.reason = reason
+
+
+def _default_state_dir() -> Path:
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "shardserve"
+
+
+def _half_of_memory() -> ByteSize:
+    return ByteSize(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
+
+
+def _setting(default: Any = ..., *, unit: str = "", meaning: str, **constraints: Any) -> Any:
+    extra: dict[str, Any] = {"unit": unit}
+    if callable(default):
+        return Field(default_factory=default, description=meaning, json_schema_extra=extra, **constraints)
+    return Field(default, description=meaning, json_schema_extra=extra, **constraints)
+
+
+class Settings(BaseSettings):
+    """Everything that an operator can set."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    host: str = _setting(
+        "127.0.0.1", meaning="address to listen on; one that is not loopback needs a key", min_length=1
+    )
+    port: int = _setting(8000, meaning="TCP port; 0 takes a free one", ge=0, le=65535)
+    devices: Count | None = _setting(
+        None, unit="devices", meaning="run on so many virtual CPU devices; empty = the devices that the host has"
+    )
+    meshes: Annotated[dict[str, MeshShape], NoDecode] = _setting(
+        dict, meaning="named meshes, as NAME:x=4,y=2; several are separated by semicolons"
+    )
+    api_key: SecretStr | None = _setting(None, meaning="the key that clients send; its owner is 'default'")
+    key_file: Path | None = _setting(None, meaning="file of keys, a label and a key on each line")
+    state_dir: Path = _setting(_default_state_dir, meaning="folder for the key that is made at the first start")
+    body_bytes: Bytes = _setting(ByteSize(LIMITS.body_bytes), unit="bytes", meaning="largest frame")
+    json_bytes: Bytes = _setting(
+        ByteSize(LIMITS.json_bytes), unit="bytes", meaning="largest JSON body, and result of a JSON call"
+    )
+    buffer_bytes: Bytes = _setting(
+        _half_of_memory, unit="bytes", meaning="shared buffers for uploads and results, all together"
+    )
+    spare_buffer_bytes: ByteSize = _setting(
+        ByteSize(2**30), unit="bytes", meaning="shared buffers that stay mapped for reuse"
+    )
+    buffer_kind: BufferKind = _setting(default_kind, meaning="memfd, or file (an unlinked mapped file)")
+    memory_bytes: Bytes | None = _setting(
+        None, unit="bytes", meaning="device memory that calls may plan with; empty = most of what there is"
+    )
+    compile_cache_entries: Count = _setting(256, unit="programs", meaning="compiled programs that are kept")
+    queue_depth: Count = _setting(256, unit="calls", meaning="calls that may wait for the engine")
+    timeout_s: Seconds = _setting(300.0, unit="s", meaning="deadline of a call that names none")
+    engine_start_timeout_s: Seconds = _setting(180.0, unit="s", meaning="an engine must be ready by then")
+    stop_grace_s: Seconds = _setting(10.0, unit="s", meaning="running calls may finish so long at a stop")
+    keep_alive_s: Annotated[int, Field(ge=1)] = _setting(75, unit="s", meaning="an idle connection is closed after it")
+    event_loop: Literal["uvloop", "asyncio"] = _setting("uvloop", meaning="the front's event loop")
+
+    @field_validator("meshes", mode="before")
+    @classmethod
+    def _read_meshes(cls, value: object) -> object:
+        if isinstance(value, str):
+            return dict(parse_mesh(part) for part in value.split(";") if part.strip())
+        return value
+
+    @model_validator(mode="after")
+    def _fit_meshes(self) -> Settings:
+        for name, axes in self.meshes.items():
+            if self.devices is not None:
+                try:
+                    resolve_mesh(axes, devices=self.devices)
+                except ShardserveError as error:
+                    raise ValueError(f"meshes: {name!r}: {error.message}") from None
+        return self
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this host can connect."""
+        return is_loopback(self.host)
+
+    def engine_json(self) -> str:
+        """What the engine is started with, as JSON."""
+        fields = {"devices", "meshes", "memory_bytes", "compile_cache_entries", "queue_depth"}
+        return json.dumps(self.model_dump(include=fields))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether the address is one of this host that no other host reaches."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def parse_mesh(text: str) -> tuple[str, MeshShape]:
+    """Read `NAME:x=4,y=2`; one size may be -1.
+
+    Raises:
+        ValueError: it has another form.
+    """
+    name, colon, axes = text.strip().partition(":")
+    pairs = [axis.partition("=") for axis in axes.split(",")]
+    try:
+        sizes = tuple((check_name(axis.strip()), int(size)) for axis, _, size in pairs)
+        if colon and check_name(name) and all(size >= 1 or size == -1 for _, size in sizes):
+            return name, sizes
+    except (ValueError, ShardserveError):
+        pass
+    raise ValueError(f"a mesh is given as NAME:x=4,y=2, not as {text!r}")
+
+
+def load_settings(
+    overrides: Mapping[str, Any] | None = None, *, environment: Mapping[str, str] | None = None
+) -> Settings:
+    """The settings of the environment, with those of the command line over them.
+
+    Raises:
+        BadSetting: unknown, or with a value that it cannot have.
+    """
+    _check_names(os.environ if environment is None else environment)
+    try:
+        return Settings(**(overrides or {}))
+    except ValidationError as error:
+        raise _named(error) from None
+
+
+def _check_names(environment: Mapping[str, str]) -> None:
+    known = {PREFIX + name.upper() for name in Settings.model_fields}
+    for variable in environment:
+        if variable.upper().startswith(PREFIX) and variable.upper() not in known | CLIENT_VARIABLES:
+            name = variable[len(PREFIX) :].lower()
+            raise BadSetting(name, f"there is no such setting{nearest(variable.upper(), known)}")
+
+
+def _named(error: ValidationError) -> BadSetting:
+    first = error.errors(include_url=False, include_input=False)[0]
+    reason = str(first["msg"]).removeprefix("Value error, ")
+    if first["loc"]:
+        return BadSetting(str(first["loc"][0]), reason)
+    name, _, rest = reason.partition(": ")  # a rule over several settings names the one to change
+    return BadSetting(name, rest)
+
+
+@dataclass(frozen=True)
+class SettingRow:
+    """One line of the table of settings."""
+
+    name: str
+    variable: str
+    unit: str
+    default: str
+    meaning: str
+
+
+def settings_table() -> list[SettingRow]:
+    """The table that the documentation and `shardserve settings` print."""
+    return [
+        SettingRow(name, PREFIX + name.upper(), _unit(info.json_schema_extra), _default(info), info.description or "")
+        for name, info in Settings.model_fields.items()
+    ]
+
+
+def _unit(extra: object) -> str:
+    return str(extra.get("unit", "")) if isinstance(extra, dict) else ""
+
+
+def _default(info: Any) -> str:
+    named = {_default_state_dir: "~/.local/state/shardserve", _half_of_memory: "half of the host's memory", dict: ""}
+    if info.default_factory is not None:
+        return named.get(info.default_factory, str(info.default_factory()))
+    return "" if info.default is None else str(info.default)
