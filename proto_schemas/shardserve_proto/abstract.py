@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from .dtypes import DType, WeakKind, name_of, strong
+import numpy as np
+
+from .dtypes import DTYPES, DType, WeakKind, name_of, strong
 from .errors import AxisError, NotFound, ProgramError, ShapeError, ShardingError, ShardserveError, nearest
 from .limits import LIMITS
 from .programs import Constant, Mapping, Program, Scalar, Step
@@ -18,6 +20,9 @@ from .specs import AUTO, Axes, MeshShape, check_name, check_spec, describe_mesh,
 
 if TYPE_CHECKING:
     from .signatures import Signature
+
+
+_INT64, _UINT64 = np.iinfo(np.int64), np.iinfo(np.uint64)
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,9 @@ class Aval:
 
     @property
     def strong_dtype(self) -> DType:
+        """The dtype on its own; a Python integer beyond int64 is uint64, as for NumPy."""
+        if self.dtype == "int" and isinstance(self.value, int) and self.value > _INT64.max:
+            return DTYPES["uint64"]
         return strong(self.dtype)
 
     def __str__(self) -> str:

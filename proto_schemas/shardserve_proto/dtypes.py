@@ -204,3 +204,9 @@ def to_wire_order(array: np.ndarray[Any, DType]) -> np.ndarray[Any, DType]:
     little = array.dtype.newbyteorder("<")
     # np.ascontiguousarray would turn shape () into (1,).
     return np.require(array, dtype=little, requirements="C")
+
+
+def scalar_array(value: bool | int | float | complex, dtype: DType) -> np.ndarray[Any, DType]:
+    """A Python scalar as an array of rank 0; a float too large for its dtype is infinite, as in NumPy."""
+    with np.errstate(over="ignore"):
+        return np.array(value, dtype)

@@ -245,12 +245,12 @@ def axis_names(params: Params, scope: Scope) -> tuple[str, ...]:
 
 def psum(operands: Operands, params: Params, scope: Scope) -> list[Aval]:
     (x,) = operands
-    return single(x.shape, sum_dtype(x.dtype), x.names - set(axis_names(params, scope)))
+    return single(x.shape, sum_dtype(x.strong_dtype), x.names - set(axis_names(params, scope)))
 
 
 def pmean(operands: Operands, params: Params, scope: Scope) -> list[Aval]:
     (x,) = operands
-    return single(x.shape, mean_dtype(x.dtype), x.names - set(axis_names(params, scope)))
+    return single(x.shape, mean_dtype(x.strong_dtype), x.names - set(axis_names(params, scope)))
 
 
 def pextremum(operands: Operands, params: Params, scope: Scope) -> list[Aval]:

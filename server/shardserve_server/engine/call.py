@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from shardserve_proto.dtypes import scalar_array
 from shardserve_proto.errors import CompileTimeout, DeadlineExceeded, InternalError, OutOfMemory, ShardserveError
 from shardserve_proto.frames import encode_header
 from shardserve_proto.messages import SegmentArgument
@@ -108,7 +109,7 @@ class RunningCall:
         argument = self.plan.call.arguments[number]
         if isinstance(argument, SegmentArgument):
             return view(self.segments[argument.segment], placed)
-        return np.array(argument.scalar, placed.aval.strong_dtype)
+        return scalar_array(argument.scalar, placed.aval.strong_dtype)
 
     def wait(self) -> None:
         """Block until the devices are done."""

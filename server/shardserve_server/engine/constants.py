@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from shardserve_proto.abstract import Aval, Scope, evaluate_mapped
-from shardserve_proto.dtypes import loop_dtypes, result_dtype, strong
+from shardserve_proto.dtypes import loop_dtypes, result_dtype
 from shardserve_proto.errors import DTypeError
 from shardserve_proto.programs import Mapping, Program
-from shardserve_proto.rules import BINARY, UNARY
+from shardserve_proto.rules import BINARY, UNARY, check_constant
 from shardserve_proto.signatures import Rule, Signature
 
 _UFUNCS = UNARY | BINARY
@@ -43,9 +43,10 @@ def _adapted(aval: Aval, inputs: Sequence[Aval]) -> Aval:
         return aval
     arrays = {other.dtype for other in inputs if other.value is None}
     try:
-        dtype = result_dtype(aval.dtype, *sorted(arrays, key=str)) if arrays else strong(aval.dtype)
+        dtype = result_dtype(aval.dtype, *sorted(arrays, key=str)) if arrays else aval.strong_dtype
+        check_constant(aval, dtype)
     except DTypeError:
-        dtype = strong(aval.dtype)
+        return aval
     return replace(aval, dtype=dtype, value=None)
 
 

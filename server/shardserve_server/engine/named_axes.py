@@ -14,6 +14,7 @@ import jax
 from jax.sharding import Mesh
 
 from shardserve_proto.abstract import Aval, Scope, constant_aval, drop_names, enter, identity_mapping, leave
+from shardserve_proto.dtypes import scalar_array
 from shardserve_proto.programs import Constant, Mapping, Program, Step
 from shardserve_proto.specs import Auto, Axes, spec_from_wire
 
@@ -99,9 +100,9 @@ class Runner:
 
 
 def _as_arrays(values: Sequence[Any], avals: Sequence[Aval]) -> list[Any]:
-    """vmap takes arrays only; a constant that enters a mapping stays a constant of the program."""
+    """vmap takes arrays only, so a constant becomes one; its abstract value stays that of a Python scalar."""
     return [
-        value if aval.value is None else jax.numpy.asarray(value, aval.strong_dtype)
+        value if aval.value is None else scalar_array(aval.value, aval.strong_dtype)
         for value, aval in zip(values, avals, strict=True)
     ]
 

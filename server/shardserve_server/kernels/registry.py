@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from shardserve_proto.abstract import Aval, Scope
-from shardserve_proto.dtypes import DType
+from shardserve_proto.dtypes import DType, scalar_array
 from shardserve_proto.messages import KernelInfo
 from shardserve_proto.signatures import BUILTIN, Signature
 
@@ -119,7 +119,7 @@ class Registry(Mapping[str, Kernel]):
 def cast(operand: Operand, dtype: DType) -> jax.Array:
     """An operand in the given dtype, explicitly: the engine allows no implicit promotion."""
     if isinstance(operand, bool | int | float | complex):
-        return jnp.asarray(np.array(operand, dtype))
+        return jnp.asarray(scalar_array(operand, dtype))
     if operand.dtype == dtype:
         return jnp.asarray(operand)
     if dtype == np.bool_:
