@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from shardserve_proto.errors import InvalidRequest, NotFound, ShardserveError
 
 from .body import ClientGone
+from .protocol import connection_of
 from .telemetry import named_error, server_timing
 
 
@@ -36,7 +37,7 @@ class ErrorBoundary:
                 _add_timing(message, time.monotonic() - arrived)
             await send(message)
 
-        scope["state"]["arrived"] = arrived
+        scope.setdefault("state", {})["arrived"] = arrived
         try:
             await self.app(scope, receive, send_timed)
         except ClientGone:
@@ -44,7 +45,9 @@ class ErrorBoundary:
         except Exception as error:
             if has_begun:
                 raise
-            await send_error(named_error(error, method=scope["method"], path=scope["path"]), send_timed)
+            named = named_error(error, method=scope["method"], path=scope["path"])
+            connection = connection_of(scope)
+            await send_error(named, send_timed, close=connection is not None and connection.must_close())
 
 
 def _add_timing(message: Message, seconds: float) -> None:
@@ -54,12 +57,18 @@ def _add_timing(message: Message, seconds: float) -> None:
         message["headers"] = headers
 
 
-async def send_error(error: ShardserveError, send: Send) -> None:
-    """Answer with an error."""
+async def send_error(error: ShardserveError, send: Send, *, close: bool) -> None:
+    """Answer with an error.
+
+    Arguments:
+        close: end the connection with it.
+    """
     body = json.dumps(error.to_wire()).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     if error.retry_after_s is not None:
         headers.append((b"retry-after", b"%d" % max(1, round(error.retry_after_s))))
+    if close:
+        headers.append((b"connection", b"close"))
     if error.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     await send({"type": "http.response.start", "status": error.status, "headers": headers})

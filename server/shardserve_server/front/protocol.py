@@ -17,16 +17,21 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from shardserve_proto.errors import InvalidRequest
 
 EXTENSION = "shardserve.connection"
-#: A refused body is read on up to this size, so that the client sees the answer and may keep the connection.
+#: So much of a refused body is read and dropped, so that the client comes to read the answer.
 LINGER_BYTES = 2**20
 LINGER_S = 2.0
 
 
 class Connection:
-    """What a route may ask of the connection that its request came on."""
+    """What a route may ask of the connection that its request came on.
 
-    def __init__(self, transport: asyncio.Transport) -> None:
+    Arguments:
+        must_close: whether a refusal now would leave a body unread that nobody wants to read.
+    """
+
+    def __init__(self, transport: asyncio.Transport, must_close: Callable[[], bool]) -> None:
         self._transport = transport
+        self.must_close = must_close
         self._flush_callbacks: list[Callable[[], None]] = []
         self._lost_callbacks: list[Callable[[], object]] = []
         self.is_lost = False
@@ -96,7 +101,7 @@ class FrontProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.connection = Connection(transport)
+        self.connection = Connection(transport, self._leaves_body)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -143,6 +148,15 @@ class FrontProtocol(HttpToolsProtocol):
 
     def _unsupported_upgrade_warning(self) -> None:
         """An upgrade is not offered; the request is answered as any other."""
+
+    def _leaves_body(self) -> bool:
+        cycle = self.cycle
+        if cycle is None or not cycle.more_body:
+            return False
+        length = dict(self.headers).get(b"content-length", b"")
+        is_short = length.isdigit() and len(length) < 10 and int(length) <= LINGER_BYTES
+        # A client that waits for 100 Continue may never send the body: what follows could be another request.
+        return cycle.waiting_for_100_continue or not is_short
 
     def _close_politely(self) -> None:
         is_read = self.cycle is None or not self.cycle.more_body

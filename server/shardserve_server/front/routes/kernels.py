@@ -1,13 +1,29 @@
-"""`/v1/kernels`: what can be called."""
+"""`/v1/kernels`: what can be called, and calling it with JSON."""
 
 from __future__ import annotations
 
+import json
+import math
+from typing import Any
+
+import numpy as np
 from fastapi import APIRouter, Request
+from starlette.responses import Response
 
-from shardserve_proto.errors import NotFound, nearest
-from shardserve_proto.messages import EngineInfo, KernelInfo
+from shardserve_proto.dtypes import dtype_named
+from shardserve_proto.errors import NotFound, TooLarge, nearest
+from shardserve_proto.frames import decode_header
+from shardserve_proto.messages import CallReply, EngineInfo, KernelInfo
+from shardserve_proto.programs import validate
 
+from ...link.transfer import EngineReply
+from ..body import BodyReader, check_media_type, content_length, headers_of
+from ..calls import Calls, reply_phases
+from ..json_arrays import write_array
+from ..json_calls import JsonCall, read_call
+from ..json_text import parse_json
 from ..services import services_of
+from ..telemetry import server_timing
 
 router = APIRouter()
 
@@ -22,6 +38,26 @@ async def kernel(name: str, request: Request) -> KernelInfo:
     return find_kernel(services_of(request).engine_info(), name)
 
 
+@router.post("/v1/kernels/{name}", summary="Call a kernel with JSON", include_in_schema=False)
+async def call_kernel(name: str, request: Request) -> Response:
+    """The same call as a frame would make, for small arrays and `curl`."""
+    services = services_of(request)
+    limit = int(services.settings.json_bytes)
+    headers = headers_of(request.scope)
+    check_media_type(headers, "application/json")
+    length = content_length(headers, limit=limit)
+    find_kernel(services.engine.check_ready(), name)
+    body = await BodyReader(request.receive, length=length).read_all()
+    call = read_call(name, parse_json(body))
+    reply = await _run(services.calls, call, request)
+    try:
+        text = _write_reply(reply, limit=limit)
+        timing = server_timing(reply_phases(reply, arrived=request.scope["state"]["arrived"]))
+    finally:
+        reply.release()
+    return Response(text, media_type="application/json", headers={"server-timing": timing.decode()})
+
+
 def find_kernel(info: EngineInfo, name: str) -> KernelInfo:
     """The kernel of this name.
 
@@ -32,3 +68,34 @@ def find_kernel(info: EngineInfo, name: str) -> KernelInfo:
     if name not in known:
         raise NotFound(f"there is no kernel {name[:64]!r} (GET /v1/kernels lists them){nearest(name[:64], known)}")
     return known[name]
+
+
+async def _run(calls: Calls, call: JsonCall, request: Request) -> EngineReply:
+    head = calls.head(call.header, declared=len(call.arrays))
+    upload = calls.prepare(head)
+    try:
+        _fill(upload.view, upload.segments, call)
+        return await calls.run(call.header, head, upload, scope=request.scope)
+    finally:
+        upload.release()
+
+
+def _fill(view: memoryview, places: tuple[tuple[int, int], ...], call: JsonCall) -> None:
+    for (offset, nbytes), array in zip(places, call.arrays, strict=True):
+        view[offset : offset + nbytes] = array.tobytes()
+
+
+def _write_reply(reply: EngineReply, *, limit: int) -> bytes:
+    header = validate(CallReply, decode_header(reply.header))
+    total = sum(segment.nbytes for segment in header.segments)
+    if total > limit:
+        raise TooLarge(
+            f"the results take {total} bytes, at most {limit} are sent as JSON; call with a frame (POST /v1/call)",
+            details={"needed_bytes": total, "limit_bytes": limit},
+        )
+    results: list[Any] = []
+    for segment, data in zip(header.segments, reply.segments, strict=True):
+        count = math.prod(segment.shape)
+        array = np.frombuffer(data, dtype_named(segment.dtype), count=count).reshape(segment.shape)
+        results.append(write_array(array))
+    return json.dumps({"results": results, "report": header.report.model_dump(mode="json")}, allow_nan=False).encode()
