@@ -155,7 +155,7 @@ def computable(dtype: DType) -> DType:
 def casts(source: DType, target: DType) -> bool:
     """NumPy's "same_kind" rule; a 16-bit float counts as a float."""
     if source == BFLOAT16 or target == BFLOAT16:
-        return is_float(target) or (target.kind == "c" and is_float(source))
+        return source.kind != "c" and (is_float(target) or target.kind == "c")
     return np.can_cast(source, target, "same_kind")
 
 

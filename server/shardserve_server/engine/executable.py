@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 
 from shardserve_proto.abstract import Aval, Scope
 from shardserve_proto.dtypes import name_of
-from shardserve_proto.errors import CompileFailed, ShardserveError, TooLarge
+from shardserve_proto.errors import CompileFailed, TooLarge
 from shardserve_proto.messages import CallReply, PlacementReport, Precision, Report, Segment
 from shardserve_proto.specs import P, spec_to_wire
 
@@ -81,21 +81,42 @@ def build(plan: Plan, registry: Registry, mesh: Mesh | None, device: jax.Device,
     """
     shardings_in = tuple(_sharding(placed, mesh, device) for placed in plan.arguments)
     shardings_out = tuple(None if p.spec is None else _sharding(p, mesh, device) for p in plan.outputs)
-    function = jax.jit(_function(plan, registry, mesh), in_shardings=shardings_in, out_shardings=shardings_out)
-    structures = [jax.ShapeDtypeStruct(p.padded_shape, carrier(p.aval.strong_dtype)) for p in plan.arguments]
+    lowered = _lower(plan, registry, mesh, shardings_in, shardings_out)
     try:
-        lowered = function.lower(*structures)
-        compiled = lowered.compile(compiler_options=_COMPILER_OPTIONS)
-    except ShardserveError:
-        raise
-    except jax.errors.JaxRuntimeError as error:
-        raise CompileFailed(f"the compiler refused the program: {str(error).splitlines()[0][:300]}") from error
+        compiled = _compile(lowered)
+    except ValueError:
+        if mesh is None or None not in shardings_out:
+            raise
+        # XLA chose to split an output over a part of a mesh axis, which JAX 0.12 has no name for.
+        shardings_out = tuple(sharding(mesh, P()) if chosen is None else chosen for chosen in shardings_out)
+        lowered = _lower(plan, registry, mesh, shardings_in, shardings_out)
+        compiled = _compile(lowered)
     devices = (device,) if mesh is None else tuple(mesh.devices.flat)
     chosen = _chosen(compiled, shardings_out)
     template = _template(plan, shardings_in, chosen, devices)
     executable = Executable(compiled, lowered.as_text(), shardings_in, chosen, devices, template)
     _check_memory(executable, memory_bytes)
     return executable
+
+
+def _lower(
+    plan: Plan,
+    registry: Registry,
+    mesh: Mesh | None,
+    shardings_in: Sequence[Sharding],
+    shardings_out: Sequence[Sharding | None],
+) -> jax.stages.Lowered:
+    function = jax.jit(
+        _function(plan, registry, mesh), in_shardings=tuple(shardings_in), out_shardings=tuple(shardings_out)
+    )
+    return function.lower(*(jax.ShapeDtypeStruct(p.padded_shape, carrier(p.aval.strong_dtype)) for p in plan.arguments))
+
+
+def _compile(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+    try:
+        return lowered.compile(compiler_options=_COMPILER_OPTIONS)
+    except jax.errors.JaxRuntimeError as error:
+        raise CompileFailed(f"the compiler refused the program: {str(error).splitlines()[0][:300]}") from error
 
 
 def _sharding(placed: Placed, mesh: Mesh | None, device: jax.Device) -> Sharding:

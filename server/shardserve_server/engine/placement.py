@@ -65,11 +65,14 @@ def place_freely(aval: Aval, mesh: MeshShape) -> Placed:
     """An output whose spec the compiler chooses.
 
     Dimensions are padded to a multiple of the device count: at an uneven size XLA silently replicates the result at the
-    boundary of jit (jax#26946), whatever it would have chosen.
+    boundary of jit (jax#26946), whatever it would have chosen. Short dimensions are left alone where that would cost
+    much memory.
     """
     devices = math.prod(size for _, size in mesh)
-    padded = tuple(round_up(size, devices) if size >= devices else size for size in aval.shape)
-    return Placed(aval, None, padded)
+    every = tuple(round_up(size, devices) if size > 1 else size for size in aval.shape)
+    if math.prod(every) * aval.strong_dtype.itemsize <= max(2 * nbytes(aval), REPLICATE_BYTES):
+        return Placed(aval, None, every)
+    return Placed(aval, None, tuple(round_up(size, devices) if size >= devices else size for size in aval.shape))
 
 
 def merge(

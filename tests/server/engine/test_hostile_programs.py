@@ -45,12 +45,13 @@ def steps(draw: st.DrawFn, values: int) -> Step:
     signature = BUILTIN[draw(st.sampled_from(sorted(BUILTIN)))]
     operand = st.one_of(st.integers(0, max(values - 1, 0)), SCALARS.map(Constant.of))
     count = len(signature.operands) + (draw(st.integers(0, 1)) if signature.is_variadic else 0)
+    specs: Any = draw(st.sampled_from([None, None, None, ("auto",), (("x",),), (None,), (("devices", None),)]))
     chosen = [p for p in signature.parameters if p.name == "subscripts" or draw(st.booleans())]
     return Step(
         kernel=signature.name,
         operands=tuple(draw(operand) for _ in range(count)),
         params={parameter.name: draw(PARAMS[parameter.name]) for parameter in chosen},
-        specs=draw(st.sampled_from([None, None, None, ("auto",), (("x",),), (None,), (("devices", None),)])),
+        specs=specs,
     )
 
 
