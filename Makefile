@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test check format lint types layers lock bench image clean
+.PHONY: help env versions demo test check format lint types layers bench vectors lock clean
 
 help: ## Print this manual
 	@echo "shardserve: a mesh of accelerators behind one HTTP endpoint"
@@ -17,13 +17,20 @@ help: ## Print this manual
 	@echo "  PYTHON=python3.13 chooses another interpreter (its environment is .venv-python3.13)."
 	@echo "  PYTEST_ARGS='-k frames' is handed to pytest."
 
+# The lock's hashes hold for what is downloaded; `-e .` has none, so it comes second and brings nothing with it.
 $(STAMP): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "shardserve needs Python 3.11 or newer; try PYTHON=python3.12")'
+	@$(PYTHON) -c 'import ensurepip, venv' || { echo "$(PYTHON) cannot make environments; on Debian and Ubuntu install python3-venv"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
 env: $(STAMP) ## Create or refresh the environment
+
+versions: $(STAMP) ## Print the versions of what everything runs on
+	@$(BIN)/python -c 'import sys; print("python ", sys.version.split()[0])'
+	@$(BIN)/python -m pip list --disable-pip-version-check --format=freeze | grep -E '^(jax|jaxlib|numpy|ml_dtypes|fastapi|uvicorn|pydantic|msgpack|httpx|pytest|mypy|ruff)=='
 
 demo: $(STAMP) ## Start a server with 8 virtual devices and run the guided tour
 	$(BIN)/shardserve demo
@@ -50,8 +57,11 @@ layers: $(STAMP) ## The layers point one way (import-linter)
 bench: $(STAMP) ## The two first measurements, side by side in one run
 	$(BIN)/python -m benchmarks
 
+vectors: $(STAMP) ## Write the golden frames again (a change of the protocol)
+	$(BIN)/python proto_schemas/vectors/generate.py
+
 lock: ## Resolve the pins again (needs uv)
 	$(PYTHON) -m uv pip compile --universal --generate-hashes --python-version 3.11 --extra dev --no-header --quiet pyproject.toml -o requirements.lock
 
 clean: ## Remove environments and caches
-	rm -rf .venv .venv-* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-* dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
