@@ -26,6 +26,9 @@ from .labels import labels_as_specs
 from .mesh import Meshes
 from .placement import Placed, is_worth_spreading, merge, open_spec, place, place_freely
 
+#: Plans are kept by header up to this size.
+REMEMBERED_BYTES = 16 * 1024
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -90,14 +93,18 @@ class Planner:
         self._registry = registry
         self._meshes = meshes
         self._memory_bytes = memory_bytes
-        self.plan = lru_cache(maxsize=entries)(self._plan)
+        self._remembered = lru_cache(maxsize=entries)(self._plan)
 
-    def _plan(self, header: bytes) -> Plan:
+    def plan(self, header: bytes) -> Plan:
         """Validate a call and decide its placement.
 
         Raises:
             ShardserveError: any rule of the protocol, of named axes or of specs; TooLarge if it can never fit.
         """
+        # Long headers are rare and would fill the memory that short ones share.
+        return self._remembered(header) if len(header) <= REMEMBERED_BYTES else self._plan(header)
+
+    def _plan(self, header: bytes) -> Plan:
         call = validate(CallRequest, decode_header(header))
         check_call(call)
         question = self._ask(call)
