@@ -106,13 +106,11 @@ class EngineConnection:
                 timer.cancel()
             self._abandon(number)
 
-    def close(self, error: ShardserveError | None = None) -> None:
-        """End the link; calls that still wait fail with `error`."""
+    def close(self) -> None:
+        """End the link, which an engine takes as the request to end."""
         if self._channel is not None:
             self._channel.close()
         self._descriptors.close()
-        if error is not None:
-            self.fail_calls(error)
 
     def fail_calls(self, error: ShardserveError) -> None:
         """Every call that waits gets the error now."""

@@ -206,6 +206,7 @@ class EngineEnd:
         if outputs.lease is not None:
             self._channel.send(Released(outputs.lease))
         self._channel.send(Failed(number, error_to_wire(self._named(error))))
+        _forget_frames(error)
 
     def _reply(self, number: int, answer: Answer, outputs: _Outputs) -> None:
         ranges = outputs.ranges(answer.segments)
@@ -227,3 +228,10 @@ class EngineEnd:
                 self._channel.send(Released(lease))
         except BrokenLink:
             return
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """Drop the tracebacks of an error: their frames hold the call's arrays, in a cycle that only the collector ends."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__

@@ -131,7 +131,9 @@ class EngineProcess:
             await asyncio.wait([self._starting])
         if self._process is None or self._connection is None:
             return
-        self._connection.close(EngineLost("the server is stopping"))
+        self._enter("down", "the server is stopping")
+        self._connection.fail_calls(EngineLost("the server is stopping"))
+        self._connection.close()
         try:
             await asyncio.wait_for(self._gone.wait(), STOP_GRACE_S)
         except TimeoutError:
@@ -196,34 +198,32 @@ class EngineProcess:
 
     def _on_link_end(self, connection: EngineConnection) -> None:
         """The engine's end of the link is closed: whoever waits learns it now, before waitpid has the verdict."""
-        if connection is not self._connection or self._process is None:
-            return
-        if not self._is_stopping:
-            self._enter("starting", "the engine died and is starting again")
-            self._started_at = time.monotonic()
-        connection.fail_calls(
-            EngineLost(
-                "the engine died during the call; it is starting again, but this call is not repeated",
-                retry_after_s=self._retry_after_s(),
-            )
-        )
-        if not self._is_stopping:
+        if connection is self._connection and not self._is_stopping:
+            self._lose(connection)
             self._kill()  # a process that lives on without its link is of no use
 
     def _on_death(self, process: subprocess.Popen[bytes], status: int) -> None:
         """waitpid has spoken: the process holds nothing any more."""
-        if process is not self._process or self._connection is None:
+        connection = self._connection
+        if process is not self._process or connection is None:
             return
-        connection, self._connection, self._process, self.pid = self._connection, None, None, None
         self._disarm()
         connection.return_buffers()
-        connection.close(
-            EngineLost("the engine died during the call; it is not repeated", retry_after_s=self._retry_after_s())
-        )
+        self._lose(connection)
+        connection.close()
+        self._connection, self._process, self.pid = None, None, None
         self._gone.set()
         if not self._is_stopping:
             self._log.error("engine died", how=_describe(status), starts=self.starts)
             self._restart(status)
+
+    def _lose(self, connection: EngineConnection) -> None:
+        """No new call reaches this life of the engine, and those that wait fail."""
+        if self.state == "ready" and not self._is_stopping:
+            self._started_at = time.monotonic()
+            self._enter("starting", "the engine died and is starting again")
+        text = "the engine died during the call; it is starting again, but this call is not repeated"
+        connection.fail_calls(EngineLost(text, retry_after_s=self._retry_after_s()))
 
     def _restart(self, status: int) -> None:
         now = time.monotonic()
