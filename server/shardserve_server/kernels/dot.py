@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 import jax
@@ -28,6 +29,28 @@ def contract(context: Context, product: Product, *operands: Operand) -> jax.Arra
     return cast(total, dtype)
 
 
+#: Contractions up to this length are written out.
+SHORT = 16
+
+
+def inner_product(x: jax.Array, y: jax.Array, *, preferred_element_type: Any, **_: Any) -> jax.Array:
+    """Multiply and add along the last dimension.
+
+    XLA fuses the two into one pass over memory. Its batched dot of vectors would transpose first, and on CPU neither
+    that nor a reduction over a short dimension is vectorized: the dot of 10M pairs of 3-vectors ran 300 ms in either
+    form, and 35 to 75 ms written out (2 cores, 8 virtual devices, JAX 0.10.2).
+    """
+    x, y = jnp.broadcast_arrays(*(cast(array, np.dtype(preferred_element_type)) for array in (x, y)))
+    if not 0 < x.shape[-1] <= SHORT:
+        return jnp.sum(x * y, axis=-1, dtype=preferred_element_type)
+    terms = [x[..., k] * y[..., k] for k in range(x.shape[-1])]
+    return reduce(jnp.add, terms)
+
+
+def _vecdot(x: jax.Array, y: jax.Array, **options: Any) -> jax.Array:
+    return inner_product(jnp.conj(x), y, **options)
+
+
 def register(registry: Registry) -> None:
     @registry.builtin("dot")
     def dot(context: Context, x: Operand, y: Operand, *, dtype: str | None) -> jax.Array:  # noqa: ARG001
@@ -47,7 +70,8 @@ def register(registry: Registry) -> None:
 
         Communication: one all-reduce over the mesh axes that split `k`; none otherwise.
         """
-        return contract(context, jnp.dot, x, y)
+        is_inner = all(aval.ndim == 1 for aval in context.operands)
+        return contract(context, inner_product if is_inner else jnp.dot, x, y)
 
     @registry.builtin("vecdot")
     def vecdot(context: Context, x: Operand, y: Operand, *, dtype: str | None) -> jax.Array:  # noqa: ARG001
@@ -65,4 +89,4 @@ def register(registry: Registry) -> None:
 
         Communication: one all-reduce over the mesh axes that split `k`; none otherwise.
         """
-        return contract(context, jnp.vecdot, x, y)
+        return contract(context, _vecdot, x, y)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
 from shardserve_proto.einsum import Labels, parse_subscripts
 
-from .dot import contract
+from .dot import Product, contract, inner_product
 from .registry import Context, Operand, Registry
 
 
@@ -33,17 +36,42 @@ def register(registry: Registry) -> None:
         return contract(context, _product(labels), *operands)
 
 
-def _product(labels: Labels):  # type: ignore[no-untyped-def]
+def _product(labels: Labels) -> Product:
+    contracted = _inner_label(labels)
+    return _general(labels) if contracted is None else _inner(labels, contracted)
+
+
+def _inner_label(labels: Labels) -> str | None:
+    """The contracted label, if the subscripts only multiply two arrays element by element and add along one label."""
+    if len(labels.inputs) != 2 or any(len(set(own)) < len(own) for own in labels.inputs):
+        return None
+    left, right = map(set, labels.inputs)
+    contracted = left - set(labels.output)
+    return contracted.pop() if left == right and len(contracted) == 1 else None
+
+
+def _inner(labels: Labels, contracted: str) -> Product:
+    order = (*labels.output, contracted)
+
+    def product(x: jax.Array, y: jax.Array, **options: Any) -> jax.Array:
+        aligned = [
+            jnp.transpose(array, [own.index(label) for label in order])
+            for array, own in zip((x, y), labels.inputs, strict=True)
+        ]
+        return inner_product(*aligned, **options)
+
+    return product
+
+
+def _general(labels: Labels) -> Product:
     """jnp.einsum with explicit labels as numbers, so that an ellipsis needs no second reading."""
     numbers = {label: number for number, label in enumerate(sorted({a for own in labels.inputs for a in own}))}
+    einsum: Callable[..., jax.Array] = jnp.einsum  # its overloads know no interleaved form
 
-    def product(*arrays: jax.Array, precision: jax.lax.Precision, preferred_element_type: object) -> jax.Array:
-        interleaved: list[object] = []
+    def product(*arrays: jax.Array, **options: Any) -> jax.Array:
+        interleaved: list[Any] = []
         for array, own in zip(arrays, labels.inputs, strict=True):
             interleaved += [array, [numbers[label] for label in own]]
-        output = [numbers[label] for label in labels.output]
-        return jnp.einsum(  # type: ignore[call-overload,no-any-return]
-            *interleaved, output, precision=precision, preferred_element_type=preferred_element_type
-        )
+        return einsum(*interleaved, [numbers[label] for label in labels.output], **options)
 
     return product
