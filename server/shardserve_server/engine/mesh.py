@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import jax
 import numpy as np
@@ -14,6 +16,8 @@ from shardserve_proto.messages import DeviceInfo
 from shardserve_proto.specs import MeshShape, P, WireMesh, resolve_mesh
 
 DEFAULT_AXIS = "devices"
+#: Clients may ask for meshes of any shape and names; so many are kept.
+MESHES_KEPT = 64
 
 
 def configure_jax(devices: int | None) -> None:
@@ -50,7 +54,7 @@ class Meshes:
         default: MeshShape = ((DEFAULT_AXIS, len(self.devices)),)
         resolved = {name: resolve_mesh(axes, devices=len(self.devices)) for name, axes in named.items()}
         self.named: dict[str, MeshShape] = {"default": default, **resolved}
-        self._built: dict[MeshShape, Mesh] = {}
+        self.build = lru_cache(maxsize=MESHES_KEPT)(self._build)
 
     def shape(self, wire: WireMesh | None) -> MeshShape:
         """The axes and sizes that a call asks for; absent, one axis "devices" over all of them.
@@ -67,14 +71,12 @@ class Meshes:
             return self.named[wire]
         return resolve_mesh(wire, devices=len(self.devices))
 
-    def build(self, shape: MeshShape) -> Mesh:
+    def _build(self, shape: MeshShape) -> Mesh:
         """The mesh of a shape, over the first devices, with Auto axes: the compiler propagates shardings."""
-        if shape not in self._built:
-            sizes = [size for _, size in shape]
-            grid = np.array(self.devices[: int(np.prod(sizes))]).reshape(sizes)
-            names = tuple(axis for axis, _ in shape)
-            self._built[shape] = Mesh(grid, names, axis_types=(AxisType.Auto,) * len(names))
-        return self._built[shape]
+        sizes = [size for _, size in shape]
+        grid = np.array(self.devices[: math.prod(sizes)]).reshape(sizes)
+        names = tuple(axis for axis, _ in shape)
+        return Mesh(grid, names, axis_types=(AxisType.Auto,) * len(names))
 
     def infos(self) -> tuple[DeviceInfo, ...]:
         return tuple(
