@@ -61,7 +61,7 @@ class Executable:
 
     def bytes_per_device(self) -> dict[str, int]:
         """Bytes of arguments, outputs and temporaries on each device."""
-        analysis = self.compiled.memory_analysis()
+        analysis: Any = self.compiled.memory_analysis()
         return {
             "arguments": int(analysis.argument_size_in_bytes),
             "outputs": int(analysis.output_size_in_bytes),
@@ -209,4 +209,5 @@ def _pad(output: jax.Array, aval: Aval, placed: Placed, mesh: Mesh | None) -> ja
 def _hold(array: jax.Array, spec: P | None, mesh: Mesh | None) -> jax.Array:
     if mesh is None or spec is None:
         return array
-    return jax.lax.with_sharding_constraint(array, sharding(mesh, spec))
+    held: jax.Array = jax.lax.with_sharding_constraint(array, sharding(mesh, spec))
+    return held

@@ -48,7 +48,7 @@ def upload(
 
 def _upload_padded(array: Array, placed: Placed, sharding: jax.sharding.Sharding) -> jax.Array:
     return jax.make_array_from_callback(
-        placed.padded_shape, sharding, lambda index: _padded_block(array, index, placed.padded_shape)
+        placed.padded_shape, sharding, lambda index: _padded_block(array, index or (), placed.padded_shape)
     )
 
 

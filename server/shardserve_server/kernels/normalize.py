@@ -58,7 +58,7 @@ def _total(x: jax.Array, norm: str, dimensions: tuple[int, ...], names: tuple[st
     terms = x if norm == "sum" else _squared_magnitude(x)
     total = jnp.sum(terms, axis=dimensions, keepdims=True)
     if names:
-        total = jax.lax.psum(total, names)  # type: ignore[no-untyped-call]
+        total = jax.lax.psum(total, names)
     return total if norm == "sum" else jnp.sqrt(total)
 
 

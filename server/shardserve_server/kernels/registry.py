@@ -136,5 +136,5 @@ def exact_divide(x: jax.Array, divisor: jax.Array) -> jax.Array:
     """
     shape = jnp.broadcast_shapes(x.shape, divisor.shape)
     x, divisor = jnp.broadcast_to(x, shape), jnp.broadcast_to(divisor, shape)
-    full: jax.Array = jax.lax.optimization_barrier(jax.lax.select(x == x, divisor, divisor))  # type: ignore[no-untyped-call]
+    full: jax.Array = jax.lax.optimization_barrier(jax.lax.select(x == x, divisor, divisor))
     return jnp.divide(x, full)
