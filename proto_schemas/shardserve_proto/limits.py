@@ -16,6 +16,7 @@ class Limits:
         segments: arrays in one frame.
         rank: dimensions of an array.
         name_bytes: UTF-8 bytes of an axis, kernel, mesh or parameter name.
+        parameters: static parameters of one step.
         steps: steps of a program, those of nested programs included.
         program_depth: programs nested in each other.
         axes: named axes of one program, those of nested programs included.
@@ -30,6 +31,7 @@ class Limits:
     segments: int = 256
     rank: int = 32
     name_bytes: int = 64
+    parameters: int = 64
     steps: int = 1024
     program_depth: int = 8
     axes: int = 32

@@ -21,7 +21,7 @@ class Segment(WireModel):
     """One array of a frame: what its bytes mean."""
 
     dtype: Annotated[str, Field(max_length=32)]
-    shape: Annotated[tuple[int, ...], Field(max_length=LIMITS.rank)]
+    shape: Annotated[tuple[int, ...], Field(max_length=LIMITS.rank, fail_fast=True)]
     nbytes: Annotated[int, Field(ge=0)]
 
 
@@ -49,12 +49,12 @@ class CallRequest(WireModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
 
     program: Program
-    arguments: Annotated[tuple[Argument, ...], Field(max_length=LIMITS.segments)] = ()
-    segments: Annotated[tuple[Segment, ...], Field(max_length=LIMITS.segments)] = ()
+    arguments: Annotated[tuple[Argument, ...], Field(max_length=LIMITS.segments, fail_fast=True)] = ()
+    segments: Annotated[tuple[Segment, ...], Field(max_length=LIMITS.segments, fail_fast=True)] = ()
     mesh: WireMesh | None = None
     mapping: Mapping | None = None
-    in_shardings: Annotated[tuple[WireSpec, ...], Field(max_length=LIMITS.segments)] | None = None
-    out_shardings: Annotated[tuple[WireSpec, ...], Field(max_length=LIMITS.segments)] | None = None
+    in_shardings: Annotated[tuple[WireSpec, ...], Field(max_length=LIMITS.segments, fail_fast=True)] | None = None
+    out_shardings: Annotated[tuple[WireSpec, ...], Field(max_length=LIMITS.segments, fail_fast=True)] | None = None
     precision: Precision = "highest"
     timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     result: Literal["data"] = "data"

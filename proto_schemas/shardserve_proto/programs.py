@@ -10,7 +10,7 @@ import builtins
 from collections.abc import Iterator
 from typing import Annotated, Any, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from .errors import InvalidRequest, ProgramError
 from .limits import LIMITS
@@ -65,7 +65,8 @@ class Constant(WireModel):
 
 
 ParamScalar: TypeAlias = bool | int | float | str | None
-Param: TypeAlias = ParamScalar | tuple[ParamScalar | tuple[ParamScalar, ...], ...]
+_ParamRow: TypeAlias = Annotated[tuple[ParamScalar, ...], Field(fail_fast=True)]
+Param: TypeAlias = ParamScalar | Annotated[tuple[ParamScalar | _ParamRow, ...], Field(fail_fast=True)]
 Operand: TypeAlias = int | Constant
 
 
@@ -80,10 +81,19 @@ class Mapping(WireModel):
             is itself the name of a mesh axis.
     """
 
-    in_axes: Annotated[tuple[Axes, ...], Field(max_length=LIMITS.segments)] = ()
-    out_axes: Annotated[tuple[Axes, ...], Field(max_length=LIMITS.segments)] = ()
-    axis_sizes: Annotated[tuple[tuple[Name, int], ...], Field(max_length=LIMITS.axes)] = ()
-    axis_resources: Annotated[tuple[tuple[Name, tuple[Name, ...]], ...], Field(max_length=LIMITS.axes)] = ()
+    in_axes: Annotated[tuple[Axes, ...], Field(max_length=LIMITS.segments, fail_fast=True)] = ()
+    out_axes: Annotated[tuple[Axes, ...], Field(max_length=LIMITS.segments, fail_fast=True)] = ()
+    axis_sizes: Annotated[tuple[tuple[Name, int], ...], Field(max_length=LIMITS.axes, fail_fast=True)] = ()
+    axis_resources: Annotated[
+        tuple[tuple[Name, tuple[Name, ...]], ...], Field(max_length=LIMITS.axes, fail_fast=True)
+    ] = ()
+
+
+def _few(params: object) -> object:
+    """Refuse many parameters before each is looked at: thousands of wrong ones would take half a second."""
+    if isinstance(params, dict) and len(params) > LIMITS.parameters:
+        raise ValueError(f"a kernel takes at most {LIMITS.parameters} parameters")
+    return params
 
 
 class Step(WireModel):
@@ -96,9 +106,9 @@ class Step(WireModel):
     kernel: Name | None = None
     program: Program | None = None
     mapping: Mapping | None = None
-    operands: Annotated[tuple[Operand, ...], Field(max_length=LIMITS.segments)] = ()
-    params: dict[str, Param] = {}
-    specs: tuple[WireSpec, ...] | None = None
+    operands: Annotated[tuple[Operand, ...], Field(max_length=LIMITS.segments, fail_fast=True)] = ()
+    params: Annotated[dict[str, Param], BeforeValidator(_few)] = {}
+    specs: Annotated[tuple[WireSpec, ...], Field(max_length=LIMITS.segments, fail_fast=True)] | None = None
 
     @model_validator(mode="after")
     def _kernel_or_program(self) -> Step:
@@ -119,8 +129,8 @@ class Program(WireModel):
     """Steps composed into one compiled unit."""
 
     inputs: Annotated[int, Field(ge=0, le=LIMITS.segments)]
-    steps: Annotated[tuple[Step, ...], Field(max_length=LIMITS.steps)] = ()
-    outputs: Annotated[tuple[int, ...], Field(min_length=1, max_length=LIMITS.segments)]
+    steps: Annotated[tuple[Step, ...], Field(max_length=LIMITS.steps, fail_fast=True)] = ()
+    outputs: Annotated[tuple[int, ...], Field(min_length=1, max_length=LIMITS.segments, fail_fast=True)]
 
     @classmethod
     def of_kernel(

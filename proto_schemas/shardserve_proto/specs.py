@@ -85,10 +85,12 @@ def check_name(name: str) -> str:
 
 Name = Annotated[str, AfterValidator(check_name)]
 # Arrays of the wire are decoded as tuples, which makes every message hashable.
-WireEntry: TypeAlias = Name | Annotated[tuple[Name, ...], Field(max_length=8)] | None
+WireEntry: TypeAlias = Name | Annotated[tuple[Name, ...], Field(max_length=8, fail_fast=True)] | None
 #: On the wire: "auto", null (replicated), or a list with one entry for each dimension.
-WireSpec: TypeAlias = Literal["auto"] | Annotated[tuple[WireEntry, ...], Field(max_length=LIMITS.rank)] | None
-WireMeshAxes: TypeAlias = Annotated[tuple[tuple[Name, int], ...], Field(min_length=1, max_length=8)]
+WireSpec: TypeAlias = (
+    Literal["auto"] | Annotated[tuple[WireEntry, ...], Field(max_length=LIMITS.rank, fail_fast=True)] | None
+)
+WireMeshAxes: TypeAlias = Annotated[tuple[tuple[Name, int], ...], Field(min_length=1, max_length=8, fail_fast=True)]
 #: On the wire: a mesh's name, or [[axis, size], ...].
 WireMesh: TypeAlias = Name | WireMeshAxes
 
@@ -176,7 +178,7 @@ class Axes(BaseModel):
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
-    names: Annotated[tuple[tuple[int, Name], ...], Field(max_length=LIMITS.rank)] = ()
+    names: Annotated[tuple[tuple[int, Name], ...], Field(max_length=LIMITS.rank, fail_fast=True)] = ()
     rank: Annotated[int, Field(ge=0, le=LIMITS.rank)] | None = None
 
     def positions(self) -> dict[str, int]:
