@@ -26,11 +26,15 @@ class Connection:
     """What a route may ask of the connection that its request came on.
 
     Arguments:
+        resume_reading: of the connection's flow control, which pauses while a body is not taken up.
         must_close: whether a refusal now would leave a body unread that nobody wants to read.
     """
 
-    def __init__(self, transport: asyncio.Transport, must_close: Callable[[], bool]) -> None:
+    def __init__(
+        self, transport: asyncio.Transport, *, resume_reading: Callable[[], None], must_close: Callable[[], bool]
+    ) -> None:
         self._transport = transport
+        self._resume_reading = resume_reading
         self.must_close = must_close
         self._flush_callbacks: list[Callable[[], None]] = []
         self._lost_callbacks: list[Callable[[], object]] = []
@@ -55,6 +59,7 @@ class Connection:
             callback()
             return _nothing
         self._lost_callbacks.append(callback)
+        self._resume_reading()  # the end of a connection is something that is read
         return lambda: self._lost_callbacks.remove(callback) if callback in self._lost_callbacks else None
 
     def drained(self) -> None:
@@ -101,7 +106,7 @@ class FrontProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.connection = Connection(transport, self._leaves_body)
+        self.connection = Connection(transport, resume_reading=self.flow.resume_reading, must_close=self._leaves_body)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
