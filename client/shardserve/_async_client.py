@@ -1,0 +1,85 @@
+"""The client for asyncio: the methods of `Client`, to be awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Self, TypeVar, Unpack
+
+from shardserve_proto.errors import ShardserveError
+from shardserve_proto.messages import KernelInfo, ServerInfo
+
+from ._base import DEVICES, INFO, KERNELS, BaseClient
+from ._calls import Call, Device
+from ._config import Address
+from ._exchanges import CallExchange, Exchange
+from ._options import CallOptions, Defaults, RunOptions
+from ._patience import Patience
+from ._requests import Outgoing
+
+T = TypeVar("T")
+
+
+class AsyncClient(BaseClient[Awaitable[Any]]):
+    """A server's mesh, from asyncio. Arguments and methods are those of `Client`; arrays must not change until the
+    await ends.
+
+    Example:
+        async with ss.AsyncClient() as client:
+            c, d = await asyncio.gather(client.matmul(a, b), client.dot(v, w))
+    """
+
+    def _prepare(self, address: Address, defaults: Defaults) -> None:
+        from ._transport import AsyncTransport  # httpx takes most of the time of an import
+
+        super()._prepare(address, defaults)
+        self._transport = AsyncTransport(address)
+
+    async def run(self, function: Callable[..., Any], *args: Any, **options: Unpack[RunOptions]) -> Any:
+        """Run a function on the mesh; see `Client.run`."""
+        return (await self._send_call(self._outgoing_run(function, args, options))).value
+
+    async def call(self, kernel: str, *arrays: Any, **params: Any) -> Call:
+        """Call any kernel of the server by its name; see `Client.call`."""
+        return await self._send_call(self._outgoing_call(kernel, arrays, params))
+
+    async def devices(self) -> list[Device]:
+        """The server's devices."""
+        return [Device.of(info) for info in await self._send(self._question("/v1/devices", DEVICES))]
+
+    async def info(self) -> ServerInfo:
+        """The server's versions, limits, meshes and numerical notes."""
+        return await self._send(self._question("/v1/info", INFO))
+
+    async def kernels(self) -> list[KernelInfo]:
+        """The server's kernels: signatures, parameters and documentation."""
+        return await self._send(self._question("/v1/kernels", KERNELS))
+
+    async def close(self) -> None:
+        """Close the connections. A copy made by `with_options` leaves them open."""
+        if self._owns_connections:
+            await self._transport.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    async def _kernel(self, name: str, operands: Sequence[Any], params: dict[str, Any], options: CallOptions) -> Any:
+        return (await self._send_call(self._outgoing_kernel(name, operands, params, options))).value
+
+    async def _send_call(self, outgoing: Outgoing) -> Call:
+        started = time.monotonic()
+        exchange = CallExchange(outgoing)
+        return self._answered(outgoing, exchange, await self._send(exchange), started)
+
+    async def _send(self, exchange: Exchange[T]) -> T:
+        patience = Patience(exchange.timeout_s)
+        while True:
+            try:
+                return await self._transport.send(exchange, patience)
+            except ShardserveError as error:
+                pause = patience.pause_after(error)
+            await asyncio.sleep(pause)

@@ -1,0 +1,135 @@
+"""What the blocking and the async client share: everything but sending."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Self, TypeVar, Unpack
+
+from pydantic import TypeAdapter
+
+from shardserve_proto.errors import ShardingError
+from shardserve_proto.messages import DeviceInfo, KernelInfo, ServerInfo
+
+from ._blocks import mesh_block, mesh_of, note, record_block
+from ._calls import Call, Log
+from ._config import Address, check_address, resolve_address
+from ._exchanges import CallExchange, Question
+from ._kernel_methods import KernelMethods
+from ._keywords import check_keywords
+from ._options import CALL_KEYWORDS, RUN_KEYWORDS, CallOptions, Defaults, RunOptions
+from ._requests import Outgoing, function_call, kernel_call
+from ._specs import read_mesh
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+DEVICES: TypeAdapter[list[DeviceInfo]] = TypeAdapter(list[DeviceInfo])
+KERNELS: TypeAdapter[list[KernelInfo]] = TypeAdapter(list[KernelInfo])
+INFO: TypeAdapter[ServerInfo] = TypeAdapter(ServerInfo)
+
+
+class BaseClient(KernelMethods[R]):
+    """Address, defaults, blocks and the calls themselves; a subclass sends them."""
+
+    def __init__(
+        self,
+        url: str | None = None,
+        api_key: str | None = None,
+        *,
+        allow_insecure: bool = False,
+        **options: Unpack[RunOptions],
+    ) -> None:
+        check_keywords(options, RUN_KEYWORDS, what=type(self).__name__)
+        self._prepare(resolve_address(url, api_key, allow_insecure=allow_insecure), Defaults().updated(options))
+
+    @classmethod
+    def at(cls, url: str, api_key: str | None = None) -> Self:
+        """A client of exactly this address; nothing is read from the environment."""
+        client = cls.__new__(cls)
+        client._prepare(check_address(url, api_key, allow_insecure=False), Defaults())
+        return client
+
+    def _prepare(self, address: Address, defaults: Defaults) -> None:
+        self._address = address
+        self._defaults = defaults
+        self._identity = object()  # of this client's blocks
+        self._owns_connections = True
+
+    def with_options(self, **options: Unpack[RunOptions]) -> Self:
+        """A cheap copy with other defaults, which shares the connections; closing it closes nothing.
+
+        Arguments:
+            options: mesh, precision, timeout, as of every call.
+        """
+        check_keywords(options, RUN_KEYWORDS, what="with_options")
+        other = copy.copy(self)
+        other._defaults = self._defaults.updated(options)
+        other._identity = object()
+        other._owns_connections = False
+        return other
+
+    def mesh(self, mesh: str | Mapping[str, int] | Sequence[tuple[str, int]]) -> AbstractContextManager[None]:
+        """A block in which every call of this client uses this mesh.
+
+        Arguments:
+            mesh: the name of one of the server's meshes, or axes and sizes, one of which may be -1.
+
+        Example:
+            with client.mesh({"x": 4, "y": -1}):
+                out = client.run(normalize, arr)
+        """
+        wire = read_mesh(mesh)
+        if wire is None:
+            raise ShardingError("client.mesh takes a mesh's name or its axes and sizes, not None")
+        return mesh_block(self._identity, wire)
+
+    def record(self) -> AbstractContextManager[Log]:
+        """A block whose calls of this client are kept in a log, which prints well.
+
+        Example:
+            with client.record() as log:
+                client.matmul(a, b)
+            print(log)
+        """
+        return record_block(self._identity)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._address.url!r})"
+
+    # --- from a user's call to an exchange, and back -----------------------------------------------------------------
+
+    def _outgoing_kernel(
+        self, kernel: str, operands: Sequence[Any], params: Mapping[str, Any], options: CallOptions
+    ) -> Outgoing:
+        known = [*CALL_KEYWORDS, *params]
+        check_keywords(options, known, what=f"client.{kernel}")
+        return kernel_call(kernel, operands, params, options, self._current())
+
+    def _outgoing_call(self, kernel: str, operands: Sequence[Any], keywords: Mapping[str, Any]) -> Outgoing:
+        """A call by name: what is no option is a parameter, which the kernel's own signature judges."""
+        options = {name: value for name, value in keywords.items() if name in CALL_KEYWORDS}
+        params = {name: value for name, value in keywords.items() if name not in CALL_KEYWORDS}
+        return kernel_call(kernel, operands, params, options, self._current())
+
+    def _outgoing_run(self, function: Any, args: tuple[Any, ...], options: RunOptions) -> Outgoing:
+        check_keywords(options, RUN_KEYWORDS, what="client.run")
+        return function_call(function, args, options, self._current())
+
+    def _current(self) -> Defaults:
+        """The defaults of this moment: a block's mesh goes before the client's own."""
+        mesh = mesh_of(self._identity)
+        return self._defaults if mesh is None else self._defaults.updated({"mesh": mesh})
+
+    def _answered(self, outgoing: Outgoing, exchange: CallExchange, answer: tuple[Any, ...], started: float) -> Call:
+        values, report, received_bytes = answer
+        elapsed_s = time.monotonic() - started
+        value = outgoing.rebuild(values)
+        call = Call(outgoing.title, value, report, exchange.body_bytes, received_bytes, elapsed_s)
+        note(self._identity, call)
+        return call
+
+    def _question(self, path: str, adapter: TypeAdapter[T]) -> Question[T]:
+        return Question(path, adapter, self._defaults.timeout_s)

@@ -1,0 +1,120 @@
+"""The blocking client."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Self, TypeVar, Unpack
+
+from shardserve_proto.errors import ShardserveError
+from shardserve_proto.messages import KernelInfo, ServerInfo
+
+from ._base import DEVICES, INFO, KERNELS, BaseClient
+from ._calls import Call, Device
+from ._config import Address
+from ._exchanges import CallExchange, Exchange
+from ._options import CallOptions, Defaults, RunOptions
+from ._patience import Patience
+from ._requests import Outgoing
+
+T = TypeVar("T")
+
+
+class Client(BaseClient[Any]):
+    """A server's mesh, from Python: NumPy in, NumPy out. Threads may share a client.
+
+    Arguments:
+        url: of the server; default: SHARDSERVE_URL, else http://127.0.0.1:8000.
+        api_key: default: SHARDSERVE_API_KEY. It is not sent in the clear to another host.
+        allow_insecure: send it all the same, over plain HTTP.
+        mesh, precision, timeout: defaults of this client's calls.
+
+    Example:
+        with ss.Client("https://tpu-host", api_key="…") as client:
+            c = client.matmul(a, b)
+    """
+
+    def _prepare(self, address: Address, defaults: Defaults) -> None:
+        from ._transport import Transport  # httpx takes most of the time of an import
+
+        super()._prepare(address, defaults)
+        self._transport = Transport(address)
+        # With the transport, not with the client: copies share it.
+        weakref.finalize(self._transport, self._transport._http.close)
+
+    def run(self, function: Callable[..., Any], *args: Any, **options: Unpack[RunOptions]) -> Any:
+        """Run a function on the mesh.
+
+        Arguments:
+            function: of positional arguments; it is traced once for each form of its arguments: it sees shapes and
+                dtypes, and every operator, NumPy function and `ss` function in it becomes a step of one program.
+                `ss.xmap`, `ss.vmap` and `ss.jit` give it named axes and shardings.
+            args: arrays and Python scalars, or trees of them (tuples, lists, dicts).
+            options: mesh, precision, timeout.
+
+        Returns: what the function returns, with NumPy arrays in it.
+
+        Raises:
+            UntraceableFunction: the function needs values while it is traced; its line is named.
+            ShapeError, DTypeError, AxisError, ShardingError: named by what does not fit.
+
+        Example:
+            client.run(lambda x: x / np.sum(x), np.ones(4))
+        """
+        return self._send_call(self._outgoing_run(function, args, options)).value
+
+    def call(self, kernel: str, *arrays: Any, **params: Any) -> Call:
+        """Call any kernel of the server by its name.
+
+        Arguments:
+            kernel: as `client.kernels()` lists it.
+            arrays: its operands.
+            params: its static parameters, and the keywords of every call.
+
+        Returns: an object with the `value` and the `report`.
+
+        Raises:
+            NotFound: no such kernel, with the nearest name.
+        """
+        return self._send_call(self._outgoing_call(kernel, arrays, params))
+
+    def devices(self) -> list[Device]:
+        """The server's devices."""
+        return [Device.of(info) for info in self._send(self._question("/v1/devices", DEVICES))]
+
+    def info(self) -> ServerInfo:
+        """The server's versions, limits, meshes and numerical notes."""
+        return self._send(self._question("/v1/info", INFO))
+
+    def kernels(self) -> list[KernelInfo]:
+        """The server's kernels: signatures, parameters and documentation."""
+        return self._send(self._question("/v1/kernels", KERNELS))
+
+    def close(self) -> None:
+        """Close the connections. A copy made by `with_options` leaves them open."""
+        if self._owns_connections:
+            self._transport.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def _kernel(self, name: str, operands: Sequence[Any], params: dict[str, Any], options: CallOptions) -> Any:
+        return self._send_call(self._outgoing_kernel(name, operands, params, options)).value
+
+    def _send_call(self, outgoing: Outgoing) -> Call:
+        started = time.monotonic()
+        exchange = CallExchange(outgoing)
+        return self._answered(outgoing, exchange, self._send(exchange), started)
+
+    def _send(self, exchange: Exchange[T]) -> T:
+        patience = Patience(exchange.timeout_s)
+        while True:
+            try:
+                return self._transport.send(exchange, patience)
+            except ShardserveError as error:
+                pause = patience.pause_after(error)
+            time.sleep(pause)

@@ -1,0 +1,98 @@
+"""How long a call waits and asks again: only where asking again cannot run it twice."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+
+from shardserve_proto.errors import (
+    ConnectFailed,
+    Draining,
+    EngineStarting,
+    Overloaded,
+    QuotaExceeded,
+    ShardserveError,
+    TimedOut,
+)
+
+from ._config import (
+    CONNECT_ATTEMPTS,
+    CONNECT_RETRY_S,
+    QUIET_START_S,
+    READ_TIMEOUT_S,
+    RETRY_AFTER_S,
+    RETRY_WAIT_S,
+    START_WAIT_S,
+)
+
+
+class Patience:
+    """The time of one call, all its tries together.
+
+    Arguments:
+        timeout_s: the call's own limit; None leaves those of `_config.py`.
+    """
+
+    def __init__(self, timeout_s: float | None) -> None:
+        self._timeout_s = timeout_s
+        self._started = time.monotonic()
+        self._failed_connects = 0
+        self._has_told = False
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self._started
+
+    def remaining_s(self) -> float | None:
+        """Seconds until the call's own limit; None without one.
+
+        Raises:
+            TimedOut: it has passed.
+        """
+        if self._timeout_s is None:
+            return None
+        remaining = self._timeout_s - self.elapsed_s
+        if remaining <= 0:
+            raise self.timed_out()
+        return remaining
+
+    def timed_out(self) -> TimedOut:
+        """The error for a wait that was too long, with the setting that allows a longer one."""
+        if self._timeout_s is not None:
+            return TimedOut(f"the call took longer than timeout={self._timeout_s:g} s; a larger timeout= allows more")
+        return TimedOut(
+            f"the server was silent for {READ_TIMEOUT_S:g} s; timeout= (seconds, of the call or the Client) allows more"
+        )
+
+    def pause_after(self, error: ShardserveError) -> float:
+        """Seconds to wait before the next try.
+
+        A call that was handed to an engine which died is not among those that are tried again.
+
+        Raises:
+            ShardserveError: the given one, when there is nothing to wait for.
+        """
+        pause, limit_s = self._pause(error)
+        if pause is None or self.elapsed_s + pause > (self._timeout_s or limit_s):
+            raise error
+        if isinstance(error, EngineStarting):
+            self._tell(error)
+        return pause
+
+    def _pause(self, error: ShardserveError) -> tuple[float | None, float]:
+        jitter = random.uniform(1.0, 1.25)  # noqa: S311 - spreads clients in time, no secret
+        if isinstance(error, ConnectFailed):
+            self._failed_connects += 1
+            is_last = self._failed_connects >= CONNECT_ATTEMPTS
+            return None if is_last else CONNECT_RETRY_S * 2**self._failed_connects * jitter / 2, RETRY_WAIT_S
+        if isinstance(error, EngineStarting):
+            return min(error.retry_after_s or RETRY_AFTER_S, RETRY_AFTER_S) * jitter, START_WAIT_S
+        if isinstance(error, Overloaded | Draining | QuotaExceeded) and error.retry_after_s is not None:
+            return error.retry_after_s * jitter, RETRY_WAIT_S
+        return None, 0.0
+
+    def _tell(self, error: EngineStarting) -> None:
+        if self.elapsed_s >= QUIET_START_S and not self._has_told:
+            self._has_told = True
+            print(f"shardserve: waiting for the server's engine ({error.message})", file=sys.stderr, flush=True)

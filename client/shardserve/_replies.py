@@ -1,0 +1,197 @@
+"""Answers in wire form: a frame read straight into arrays, or JSON. Nothing a server says is trusted. No I/O here.
+
+Every length is checked before room is made for it, and an array is not touched before its bytes are there; so a server
+that lies costs no more memory than the bytes it sends.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+
+from shardserve_proto.abstract import Aval
+from shardserve_proto.dtypes import dtype_named
+from shardserve_proto.errors import BadReply, OutOfMemory, ShardserveError, from_wire
+from shardserve_proto.frames import PRELUDE_BYTES, Layout, check_gap, decode_header, decode_prelude
+from shardserve_proto.limits import LIMITS
+from shardserve_proto.messages import CallReply, Report, Segment, frame_layout
+from shardserve_proto.programs import validate
+
+from ._arrays import Array, bytes_of
+from ._config import JSON_REPLY_BYTES
+
+T = TypeVar("T")
+_MESSAGE_LENGTH = 2000
+
+
+class FrameReader:
+    """Takes the bytes of a reply as they come.
+
+    Arguments:
+        expected: abstract results, where the client knows them.
+        declared_bytes: the reply's Content-Length, if it has one.
+    """
+
+    def __init__(self, expected: Sequence[Aval] | None, *, declared_bytes: int | None) -> None:
+        self._expected = expected
+        self._declared_bytes = declared_bytes
+        self._head = bytearray()
+        self._layout: Layout | None = None
+        self._arrays: list[Array] = []
+        self._targets: list[memoryview] = []  # of each array
+        self._report: Report | None = None
+        self._segment = 0
+        self.received_bytes = 0
+
+    def feed(self, piece: bytes) -> None:
+        """Take the next bytes.
+
+        Raises:
+            BadReply: they are not what the protocol promises.
+        """
+        view = memoryview(piece)
+        try:
+            if self._layout is None:
+                view = self._feed_head(view)
+            if view:
+                self._feed_segments(view)
+        except BadReply:
+            raise
+        except ShardserveError as error:
+            raise BadReply(f"the server's reply is no frame of shardserve: {error.message}") from None
+
+    def finish(self) -> tuple[list[Any], Report]:
+        """The results and the report, once the last byte was fed.
+
+        Raises:
+            BadReply: the reply ended early.
+        """
+        if self._layout is None or self._report is None:
+            raise BadReply(f"the server's reply ended after {len(self._head)} bytes, within its header")
+        if self.received_bytes != self._layout.total:
+            raise BadReply(f"the server's reply is truncated: {self.received_bytes} of {self._layout.total} bytes came")
+        return [_as_result(array) for array in self._arrays], self._report
+
+    def _feed_head(self, view: memoryview) -> memoryview:
+        """Collect prelude and header; what is left belongs to the segments."""
+        view = self._collect(view, PRELUDE_BYTES)
+        if len(self._head) < PRELUDE_BYTES:
+            return view
+        prelude = decode_prelude(bytes(self._head[:PRELUDE_BYTES]))
+        view = self._collect(view, PRELUDE_BYTES + prelude.header_bytes)
+        if len(self._head) == PRELUDE_BYTES + prelude.header_bytes:
+            header = bytes(self._head[PRELUDE_BYTES:])
+            self._begin(validate(CallReply, decode_header(header)), len(header), prelude.segments)
+        return view
+
+    def _collect(self, view: memoryview, length: int) -> memoryview:
+        missing = max(length - len(self._head), 0)
+        self._head += view[:missing]
+        self.received_bytes = len(self._head)
+        return view[missing:]
+
+    def _begin(self, reply: CallReply, header_bytes: int, declared: int) -> None:
+        layout = frame_layout(header_bytes, reply.segments, declared=declared, body_bytes=LIMITS.body_bytes)
+        if self._declared_bytes is not None and self._declared_bytes != layout.total:
+            raise BadReply(f"the server's reply has {self._declared_bytes} bytes, its header describes {layout.total}")
+        if self._expected is not None:
+            _check_expected(reply.segments, self._expected)
+        try:
+            self._arrays = [np.empty(segment.shape, dtype_named(segment.dtype)) for segment in reply.segments]
+        except MemoryError:
+            raise OutOfMemory(f"this machine has no room for the results, {layout.total} bytes") from None
+        self._targets = [bytes_of(array) for array in self._arrays]
+        self._layout, self._report = layout, reply.report
+
+    def _feed_segments(self, view: memoryview) -> None:
+        layout = self._layout
+        assert layout is not None  # noqa: S101 - set by _begin
+        while view:
+            if self._segment == len(layout.sizes):
+                raise BadReply("bytes follow the last segment of the server's reply")
+            start = layout.offsets[self._segment]
+            taken = self._take_gap(view, start) or self._take_data(view, start)
+            view = view[taken:]
+            self.received_bytes += taken
+            while self._segment < len(layout.sizes) and self.received_bytes >= self._end(layout):
+                self._segment += 1
+
+    def _end(self, layout: Layout) -> int:
+        return layout.offsets[self._segment] + layout.sizes[self._segment]
+
+    def _take_gap(self, view: memoryview, start: int) -> int:
+        gap = view[: max(start - self.received_bytes, 0)]
+        check_gap(gap)
+        return len(gap)
+
+    def _take_data(self, view: memoryview, start: int) -> int:
+        target = self._targets[self._segment]
+        position = self.received_bytes - start
+        data = view[: len(target) - position]
+        target[position : position + len(data)] = data
+        return len(data)
+
+
+def _check_expected(segments: Sequence[Segment], expected: Sequence[Aval]) -> None:
+    if len(segments) != len(expected):
+        raise BadReply(f"the server answers with {len(segments)} arrays, the program has {len(expected)} results")
+    for index, (segment, aval) in enumerate(zip(segments, expected, strict=True)):
+        if segment.shape != aval.shape or dtype_named(segment.dtype) != aval.strong_dtype:
+            found = f"{segment.dtype}{list(segment.shape)}"
+            raise BadReply(f"result {index} of the server is {found}, but the program gives {aval}")
+
+
+def _as_result(array: Array) -> Any:
+    """Rank-0 results are NumPy scalars, as NumPy gives."""
+    return array if array.ndim else array[()]
+
+
+def read_json(adapter: TypeAdapter[T], body: bytes) -> T:
+    """A JSON answer as what it should be.
+
+    Raises:
+        BadReply: it is something else.
+    """
+    try:
+        return adapter.validate_json(body)
+    except (ValidationError, ValueError) as error:
+        raise BadReply(f"the server's answer is not what was asked for: {str(error).splitlines()[0][:200]}") from None
+
+
+def read_error(status: int, body: bytes, retry_after: str | None) -> ShardserveError:
+    """The error of an answer that is none of the 2xx.
+
+    Arguments:
+        retry_after: of the header, in seconds; the body's own number goes before it.
+    """
+    if 300 <= status < 400:
+        return BadReply(f"the server answered with the redirect {status}, which is not followed; is the address right?")
+    try:
+        parsed = json.loads(body)
+    except (ValueError, RecursionError):
+        parsed = None
+    error = from_wire(parsed, status=status)
+    error.message = _printable(error.message)
+    error.args = (error.message,)
+    if error.retry_after_s is None and retry_after is not None and retry_after.isdigit() and len(retry_after) < 9:
+        error.retry_after_s = float(retry_after)
+    return error
+
+
+def _printable(message: str) -> str:
+    """A server's text, without what a terminal would obey."""
+    return "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in message[:_MESSAGE_LENGTH])
+
+
+def check_json_size(received_bytes: int) -> None:
+    """Hold a JSON answer against the limit, while it is read.
+
+    Raises:
+        BadReply: it is too long.
+    """
+    if received_bytes > JSON_REPLY_BYTES:
+        raise BadReply(f"the server's answer is longer than {JSON_REPLY_BYTES} bytes of JSON")

@@ -1,0 +1,188 @@
+"""Calls in wire form: from a kernel or a function, its arguments and options to a header and buffers. No I/O here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shardserve_proto.abstract import Aval, Scope, evaluate_mapped, identity_mapping
+from shardserve_proto.errors import ProgramError
+from shardserve_proto.frames import Buffer, encode_frame, encode_header
+from shardserve_proto.limits import LIMITS
+from shardserve_proto.messages import CallRequest, Precision, check_call
+from shardserve_proto.programs import Mapping as AxisMapping
+from shardserve_proto.programs import Param, Program, validate
+from shardserve_proto.signatures import BUILTIN
+from shardserve_proto.specs import AUTO, WireMesh, WireSpec
+
+from ._arrays import Leaf, arguments_of, as_leaf, aval_of, buffers_of, describe
+from ._config import HEADERS_KEPT
+from ._functions import TracedFunction, traced
+from ._kernel_axes import kernel_mapping, without_labels
+from ._lru import Remembered
+from ._options import Defaults
+from ._params import wire_params
+from ._specs import read_shardings
+from ._tracing import significant
+from ._tree import LEAF, Tree, flatten, unflatten
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """A call that is ready to be sent, as often as it takes.
+
+    Attributes:
+        title: the kernel, or the function's name, for logs.
+        header: of the frame; identical calls have identical headers.
+        leaves: the arguments, whose own memory is sent.
+        expected: abstract results; None when only the server knows.
+        rebuild: puts the results together.
+        timeout_s: seconds for all of it.
+    """
+
+    title: str
+    header: bytes
+    leaves: tuple[Leaf, ...]
+    expected: tuple[Aval, ...] | None
+    rebuild: Callable[[Sequence[Any]], Any]
+    timeout_s: float | None
+
+    def frame(self) -> list[Buffer]:
+        """The body, as buffers to send one after another."""
+        return encode_frame(self.header, buffers_of(self.leaves))
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """The part of a header beside program and arguments; hashable."""
+
+    mapping: AxisMapping | None
+    in_specs: tuple[WireSpec, ...] | None
+    out_specs: tuple[WireSpec, ...] | None
+    mesh: WireMesh | None
+    precision: Precision
+    timeout_s: float | None
+
+
+_Header = tuple[bytes, tuple[Aval, ...] | None]
+_headers: Remembered[_Header] = Remembered(HEADERS_KEPT)
+
+
+def kernel_call(
+    kernel: str, operands: Sequence[Any], params: Mapping[str, Any], options: Mapping[str, Any], defaults: Defaults
+) -> Outgoing:
+    """A plain kernel call: a program of one step.
+
+    Arguments:
+        params: static parameters as the user gave them.
+        options: `CallOptions` as the user gave them.
+
+    Raises:
+        UnsupportedArray: an argument that cannot be carried.
+        ShardserveError: whatever the kernel's rule, the axes or the specs refuse.
+    """
+    leaves = tuple(as_leaf(operand, what=f"argument {index} of {kernel}") for index, operand in enumerate(operands))
+    _check_count(leaves)
+    wired = wire_params(kernel, params)
+    if kernel in BUILTIN:
+        wired = significant(kernel, wired)
+    setting = _setting(kernel, wired, leaves, options, defaults.updated(options))
+    # 1, 1.0 and True are equal keys, but not equal parameters: hence repr.
+    key = (kernel, repr(wired), describe(leaves), setting)
+    header, expected = _headers.get(key, lambda: _kernel_header(kernel, wired, leaves, setting))
+    return Outgoing(kernel, header, leaves, expected, _only, setting.timeout_s)
+
+
+def _check_count(leaves: Sequence[Leaf]) -> None:
+    if len(leaves) > LIMITS.segments:
+        raise ProgramError(f"the call has {len(leaves)} arguments, at most {LIMITS.segments} are allowed; stack them")
+
+
+def _only(values: Sequence[Any]) -> Any:
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+def _setting(
+    kernel: str,
+    params: dict[str, Param],
+    leaves: Sequence[Leaf],
+    options: Mapping[str, Any],
+    defaults: Defaults,
+) -> _Setting:
+    tree = Tree(tuple, (), (LEAF,) * len(leaves))
+    into = read_shardings(options.get("in_shardings", AUTO), tree, "in_shardings")
+    out = read_shardings(options.get("out_shardings", AUTO), LEAF, "out_shardings")
+    return _Setting(
+        kernel_mapping(kernel, params, leaves, options),
+        into.specs,
+        out.specs,
+        defaults.mesh or into.mesh or out.mesh,
+        defaults.precision,
+        defaults.timeout_s,
+    )
+
+
+def _kernel_header(kernel: str, params: dict[str, Param], leaves: Sequence[Leaf], setting: _Setting) -> _Header:
+    program = Program.of_kernel(kernel, operands=len(leaves), params=params)
+    expected = None
+    if kernel in BUILTIN:
+        mapping = without_labels(kernel, setting.mapping or identity_mapping(program))
+        expected = tuple(evaluate_mapped(program, mapping, [aval_of(leaf) for leaf in leaves], Scope(), BUILTIN))
+    return _encode(program, leaves, setting), expected
+
+
+def _encode(program: Program, leaves: Sequence[Leaf], setting: _Setting) -> bytes:
+    arguments, segments = arguments_of(leaves)
+    fields = {
+        "program": program,
+        "arguments": arguments,
+        "segments": segments,
+        "mesh": setting.mesh,
+        "mapping": setting.mapping,
+        "in_shardings": setting.in_specs,
+        "out_shardings": setting.out_specs,
+        "precision": setting.precision,
+        "timeout_s": setting.timeout_s,
+    }
+    call = validate(CallRequest, fields)
+    check_call(call)
+    return encode_header(call.to_wire())
+
+
+def function_call(function: Any, args: tuple[Any, ...], options: Mapping[str, Any], defaults: Defaults) -> Outgoing:
+    """A call of a user's function, traced if it is new.
+
+    Arguments:
+        args: trees of arrays and scalars.
+        options: `RunOptions` as the user gave them.
+
+    Raises:
+        ShardserveError: whatever cannot be carried or traced, or is refused by a rule.
+    """
+    given, tree = flatten(args)
+    paths = [path.removeprefix("args") for path in tree.paths("args")]
+    named = zip(given, paths, strict=True)
+    leaves = tuple(
+        as_leaf(leaf, what=f"argument {path.replace('[', '', 1).replace(']', '', 1)}") for leaf, path in named
+    )
+    _check_count(leaves)
+    program = traced(function, tree, leaves)
+    defaults = defaults.updated(options)
+    setting = _Setting(
+        program.mapping,
+        program.in_specs,
+        program.out_specs,
+        defaults.mesh or program.mesh,
+        defaults.precision,
+        defaults.timeout_s,
+    )
+    leaves += program.captured
+    key = (program, setting)  # a program is one object for all calls of the same form
+    header, _ = _headers.get(key, lambda: (_encode(program.program, leaves, setting), None))
+    title = getattr(function, "__name__", type(function).__name__)
+    return Outgoing(title, header, leaves, program.outputs, _rebuilder(program), setting.timeout_s)
+
+
+def _rebuilder(program: TracedFunction) -> Callable[[Sequence[Any]], Any]:
+    return lambda values: unflatten(program.out_tree, iter(values))

@@ -1,0 +1,262 @@
+"""Traces: what a function did to its tracers, step by step, until it is a program.
+
+A trace is open while its function runs. Nested transforms open a trace within a trace; a value of an outer one that is
+used inside becomes one more operand of the nested program. Shapes and dtypes come from the signatures' own rules, so a
+mistake raises the same error here as it would on the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from shardserve_proto.abstract import Aval, Scope, constant_aval
+from shardserve_proto.errors import ShardingError, ShardserveError, UntraceableFunction
+from shardserve_proto.programs import Constant, Param, Program, Step, validate
+from shardserve_proto.programs import Mapping as AxisMapping
+from shardserve_proto.signatures import BUILTIN
+from shardserve_proto.specs import WireMesh, WireSpec
+
+from ._arrays import Array, as_array, aval_of, is_scalar
+from ._config import CAPTURED_BYTES
+from ._location import user_line
+
+
+@dataclass(eq=False)
+class Value:
+    """One value of a trace; it gets its number when the trace becomes a program."""
+
+    trace: Trace
+    aval: Aval
+
+
+Operand = Value | Constant
+
+
+@dataclass(eq=False)
+class _Record:
+    """One step, in terms of values."""
+
+    operands: tuple[Operand, ...]
+    results: tuple[Value, ...]
+    kernel: str | None = None
+    params: dict[str, Param] = field(default_factory=dict)
+    program: Program | None = None
+    mapping: AxisMapping | None = None
+    specs: tuple[WireSpec, ...] | None = None
+
+
+def significant(kernel: str, params: Mapping[str, Param]) -> dict[str, Param]:
+    """The parameters that differ from their defaults: equal calls have equal headers, however they were spelled."""
+    defaults = {parameter.name: parameter.default for parameter in BUILTIN[kernel].parameters}
+    return {name: value for name, value in params.items() if name not in defaults or value is not defaults[name]}
+
+
+def _aval(given: Any, operand: Operand) -> Aval:
+    # An int beyond 64 bits keeps its value here, so that a rule can refuse it where the result is an integer.
+    return operand.aval if isinstance(operand, Value) else constant_aval(given)
+
+
+def _step(record: _Record, numbers: Mapping[Value, int]) -> Step:
+    operands = tuple(operand if isinstance(operand, Constant) else numbers[operand] for operand in record.operands)
+    fields = {
+        "kernel": record.kernel,
+        "program": record.program,
+        "mapping": record.mapping,
+        "operands": operands,
+        "params": record.params,
+        "specs": record.specs,
+    }
+    return validate(Step, fields)
+
+
+_current: ContextVar[Trace | None] = ContextVar("shardserve_trace", default=None)
+
+
+class Trace:
+    """The steps of one function.
+
+    Arguments:
+        scope: the named axes in sight.
+        parent: the trace in which the function is called; None for the outermost.
+    """
+
+    def __init__(self, scope: Scope, parent: Trace | None) -> None:
+        self.scope = scope
+        self.parent = parent
+        self.inputs: list[Value] = []
+        self.lifted: list[Value] = []  # operands in the parent of the inputs that were added
+        self.captured: list[Array] = []  # arrays behind the inputs that were added to the outermost
+        self._captured_by_key: dict[Any, Value] = {}
+        self._lifted_by_value: dict[Value, Value] = {}
+        self._records: list[_Record] = []
+        self.mesh: WireMesh | None = None  # brought along by jax's NamedShardings
+        self._is_open = True
+
+    def add_input(self, aval: Aval) -> Value:
+        value = Value(self, aval)
+        self.inputs.append(value)
+        return value
+
+    # --- operands ----------------------------------------------------------------------------------------------------
+
+    def operand(self, given: Any, *, what: str = "") -> Operand:
+        """Any operand as one of this trace: a tracer's value, a Python scalar, or an array that the function captured.
+
+        Arguments:
+            what: the operand in words, for messages.
+
+        Raises:
+            UntraceableFunction: a value of a function that has ended, or too large an array.
+            UnsupportedArray: an array that cannot be carried.
+        """
+        value = getattr(given, "_value", None)
+        if isinstance(value, Value):
+            return self._own(value)
+        if is_scalar(given):
+            return Constant.of(given)
+        return self._capture(given, what or f"the array in {user_line()}")
+
+    def _own(self, value: Value) -> Value:
+        """A value of this trace, or of one around it."""
+        if value.trace is self:
+            return value
+        if self.parent is None or not value.trace._is_open:
+            raise UntraceableFunction(
+                f"{user_line()} uses a traced value outside of the function that made it; return it from there instead"
+            )
+        if value not in self._lifted_by_value:
+            outer = self.parent._own(value)
+            self.lifted.append(outer)
+            self._lifted_by_value[value] = self.add_input(outer.aval)
+        return self._lifted_by_value[value]
+
+    def _capture(self, given: Any, what: str) -> Value:
+        root = self
+        while root.parent is not None:
+            root = root.parent
+        return self._own(root._capture_here(given, what))
+
+    def _capture_here(self, given: Any, what: str) -> Value:
+        array = as_array(given, what=what)
+        if array.nbytes > CAPTURED_BYTES:
+            raise UntraceableFunction(
+                f"{user_line()} captures an array of {array.nbytes} bytes; a function may capture up to "
+                f"{CAPTURED_BYTES}. Pass it as an argument, so that it is sent as data and can be placed",
+                details={"nbytes": array.nbytes, "limit_bytes": CAPTURED_BYTES},
+            )
+        key = (array.dtype, array.tobytes()) if array.ndim == 0 else id(array)
+        if key not in self._captured_by_key:
+            self.captured.append(array)  # which also keeps its id from being given to another
+            self._captured_by_key[key] = self.add_input(aval_of(array))
+        return self._captured_by_key[key]
+
+    # --- steps -------------------------------------------------------------------------------------------------------
+
+    def kernel(self, name: str, operands: Sequence[Any], params: Mapping[str, Param]) -> list[Value]:
+        """Add a step that runs a kernel.
+
+        Raises:
+            ShardserveError: what the kernel's own rule says, with the user's line.
+        """
+        given = significant(name, params)
+        wired = tuple(map(self.operand, operands))
+        avals = [_aval(*pair) for pair in zip(operands, wired, strict=True)]
+        try:
+            results = BUILTIN[name].evaluate(avals, given, self.scope)
+            for index, result in enumerate(results):
+                self.scope.check_resources(result, f"result {index}")
+        except ShardserveError as error:
+            raise type(error)(f"{name}: {error.message} ({user_line()})", details=error.details) from None
+        return self._add(_Record(wired, self._values(results), name, given))
+
+    def program(
+        self, program: Program, mapping: AxisMapping, operands: Sequence[Operand], avals: Sequence[Aval]
+    ) -> list[Value]:
+        """Add a step that runs a nested program, whose results are known."""
+        return self._add(_Record(tuple(operands), self._values(avals), program=program, mapping=mapping))
+
+    def constrain(self, given: Any, spec: WireSpec) -> Value:
+        """Add a step that holds a value to a spec."""
+        operand = self.operand(given)
+        results = self._values(BUILTIN["identity"].evaluate([_aval(given, operand)], {}, self.scope))
+        return self._add(_Record((operand,), results, "identity", specs=(spec,)))[0]
+
+    def _values(self, avals: Sequence[Aval]) -> tuple[Value, ...]:
+        return tuple(Value(self, aval) for aval in avals)
+
+    def _add(self, record: _Record) -> list[Value]:
+        self._records.append(record)
+        return list(record.results)
+
+    def note_mesh(self, mesh: WireMesh | None) -> None:
+        """A sharding of the function brought its mesh along.
+
+        Raises:
+            ShardingError: another one brought another mesh.
+        """
+        root = self
+        while root.parent is not None:
+            root = root.parent
+        if mesh is not None and root.mesh not in (None, mesh):
+            raise ShardingError(f"the function's shardings are over two meshes, {root.mesh} and {mesh}; a call has one")
+        root.mesh = mesh or root.mesh
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def output(self, given: Any, *, what: str) -> Value:
+        """A result of the function as a value; a Python scalar becomes an array here.
+
+        Arguments:
+            what: the result in words, for messages.
+        """
+        operand = self.operand(given, what=what)
+        if isinstance(operand, Value) and operand.aval.value is None:
+            return operand
+        return self.kernel("identity", [given], {})[0]
+
+    def finish(self, outputs: Sequence[Value]) -> Program:
+        """The program, values numbered: inputs first, then the results of each step."""
+        numbers = {value: number for number, value in enumerate(self.inputs)}
+        steps = []
+        for record in self._records:
+            steps.append(_step(record, numbers))
+            for value in record.results:
+                numbers[value] = len(numbers)
+        fields = {
+            "inputs": len(self.inputs),
+            "steps": tuple(steps),
+            "outputs": tuple(numbers[value] for value in outputs),
+        }
+        return validate(Program, fields)  # a program that is too long is refused here, by name
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """The function of this trace runs: `current_trace` is this one."""
+        token = _current.set(self)
+        try:
+            yield
+        finally:
+            _current.reset(token)
+            self._is_open = False
+
+
+def current_trace(what: str) -> Trace:
+    """The trace of the function that runs now.
+
+    Arguments:
+        what: who asks, for the message ("ss.dot").
+
+    Raises:
+        UntraceableFunction: no function is being traced.
+    """
+    trace = _current.get()
+    if trace is None:
+        raise UntraceableFunction(
+            f"{what} works on traced values, inside a function that client.run(...) is given; "
+            "outside, a Client has methods for arrays, for example client.dot(x, y)"
+        )
+    return trace
