@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Self, TypeVar, Unpack
 
 from shardserve_proto.errors import ShardserveError
-from shardserve_proto.messages import KernelInfo, ServerInfo
+from shardserve_proto.messages import DeviceInfo, KernelInfo, ServerInfo
 
-from ._base import DEVICES, INFO, KERNELS, BaseClient
+from ._base import BaseClient
 from ._calls import Call, Device
 from ._config import Address
 from ._exchanges import CallExchange, Exchange
@@ -46,15 +46,15 @@ class AsyncClient(BaseClient[Awaitable[Any]]):
 
     async def devices(self) -> list[Device]:
         """The server's devices."""
-        return [Device.of(info) for info in await self._send(self._question("/v1/devices", DEVICES))]
+        return [Device.of(info) for info in await self._send(self._question("/v1/devices", list[DeviceInfo]))]
 
     async def info(self) -> ServerInfo:
         """The server's versions, limits, meshes and numerical notes."""
-        return await self._send(self._question("/v1/info", INFO))
+        return await self._send(self._question("/v1/info", ServerInfo))
 
     async def kernels(self) -> list[KernelInfo]:
         """The server's kernels: signatures, parameters and documentation."""
-        return await self._send(self._question("/v1/kernels", KERNELS))
+        return await self._send(self._question("/v1/kernels", list[KernelInfo]))
 
     async def close(self) -> None:
         """Close the connections. A copy made by `with_options` leaves them open."""

@@ -8,10 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Self, TypeVar, Unpack
 
-from pydantic import TypeAdapter
-
 from shardserve_proto.errors import ShardingError
-from shardserve_proto.messages import DeviceInfo, KernelInfo, ServerInfo
 
 from ._blocks import mesh_block, mesh_of, note, record_block
 from ._calls import Call, Log
@@ -25,10 +22,6 @@ from ._specs import read_mesh
 
 R = TypeVar("R")
 T = TypeVar("T")
-
-DEVICES: TypeAdapter[list[DeviceInfo]] = TypeAdapter(list[DeviceInfo])
-KERNELS: TypeAdapter[list[KernelInfo]] = TypeAdapter(list[KernelInfo])
-INFO: TypeAdapter[ServerInfo] = TypeAdapter(ServerInfo)
 
 
 class BaseClient(KernelMethods[R]):
@@ -131,5 +124,5 @@ class BaseClient(KernelMethods[R]):
         note(self._identity, call)
         return call
 
-    def _question(self, path: str, adapter: TypeAdapter[T]) -> Question[T]:
-        return Question(path, adapter, self._defaults.timeout_s)
+    def _question(self, path: str, answer: type[T]) -> Question[T]:
+        return Question(path, answer, self._defaults.timeout_s)

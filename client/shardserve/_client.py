@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Self, TypeVar, Unpack
 
 from shardserve_proto.errors import ShardserveError
-from shardserve_proto.messages import KernelInfo, ServerInfo
+from shardserve_proto.messages import DeviceInfo, KernelInfo, ServerInfo
 
-from ._base import DEVICES, INFO, KERNELS, BaseClient
+from ._base import BaseClient
 from ._calls import Call, Device
 from ._config import Address
 from ._exchanges import CallExchange, Exchange
@@ -81,15 +81,15 @@ class Client(BaseClient[Any]):
 
     def devices(self) -> list[Device]:
         """The server's devices."""
-        return [Device.of(info) for info in self._send(self._question("/v1/devices", DEVICES))]
+        return [Device.of(info) for info in self._send(self._question("/v1/devices", list[DeviceInfo]))]
 
     def info(self) -> ServerInfo:
         """The server's versions, limits, meshes and numerical notes."""
-        return self._send(self._question("/v1/info", INFO))
+        return self._send(self._question("/v1/info", ServerInfo))
 
     def kernels(self) -> list[KernelInfo]:
         """The server's kernels: signatures, parameters and documentation."""
-        return self._send(self._question("/v1/kernels", KERNELS))
+        return self._send(self._question("/v1/kernels", list[KernelInfo]))
 
     def close(self) -> None:
         """Close the connections. A copy made by `with_options` leaves them open."""

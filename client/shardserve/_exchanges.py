@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
-from pydantic import TypeAdapter
-
 from shardserve_proto.errors import BadReply
 from shardserve_proto.frames import MEDIA_TYPE, Buffer
 from shardserve_proto.messages import Report
@@ -92,14 +90,14 @@ class Exchange(Generic[R]):
 class Question(Exchange[R]):
     """A GET whose answer is JSON."""
 
-    def __init__(self, path: str, adapter: TypeAdapter[R], timeout_s: float | None) -> None:
+    def __init__(self, path: str, answer: type[R], timeout_s: float | None) -> None:
         super().__init__()
         self.path = path
         self.timeout_s = timeout_s
-        self._adapter = adapter
+        self._answer = answer
 
     def _finish(self) -> R:
-        return read_json(self._adapter, bytes(self._text))
+        return read_json(self._answer, bytes(self._text))
 
 
 class CallExchange(Exchange[tuple[list[Any], Report, int]]):

@@ -150,14 +150,17 @@ def _as_result(array: Array) -> Any:
     return array if array.ndim else array[()]
 
 
-def read_json(adapter: TypeAdapter[T], body: bytes) -> T:
+def read_json(answer: type[T], body: bytes) -> T:
     """A JSON answer as what it should be.
+
+    Arguments:
+        answer: the type of it, a message or a list of them.
 
     Raises:
         BadReply: it is something else.
     """
     try:
-        return adapter.validate_json(body)
+        return TypeAdapter(answer).validate_json(body)
     except (ValidationError, ValueError) as error:
         raise BadReply(f"the server's answer is not what was asked for: {str(error).splitlines()[0][:200]}") from None
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from shardserve_proto.errors import UntraceableFunction
 
+from ._arrays import is_scalar
 from ._location import user_line
 from ._params import wire_params
 from ._tracing import Value, current_trace
@@ -45,6 +46,16 @@ def _operator(kernel: str) -> Binary:
 
 def _reflected(kernel: str) -> Binary:
     return lambda self, other: apply(kernel, other, self)
+
+
+def _power(base: TracedArray, exponent: Any) -> TracedArray:
+    """`base ** exponent`; squares and roots are exact, as in NumPy's own operator."""
+    is_inexact = base.dtype.kind in "fc"
+    if is_scalar(exponent) and exponent == 2 and (is_inexact or (type(exponent) is int and base.dtype.kind in "iu")):
+        return apply("multiply", base, base)
+    if is_scalar(exponent) and exponent == 0.5 and is_inexact:
+        return apply("sqrt", base)
+    return apply("power", base, exponent)
 
 
 def _unary(kernel: str) -> Callable[[TracedArray], TracedArray]:
@@ -105,7 +116,7 @@ class TracedArray:
     __sub__, __rsub__ = _operator("subtract"), _reflected("subtract")
     __mul__, __rmul__ = _operator("multiply"), _reflected("multiply")
     __truediv__, __rtruediv__ = _operator("divide"), _reflected("divide")
-    __pow__, __rpow__ = _operator("power"), _reflected("power")
+    __pow__, __rpow__ = _power, _reflected("power")
     __matmul__, __rmatmul__ = _operator("matmul"), _reflected("matmul")
     __eq__, __ne__ = _operator("equal"), _operator("not_equal")  # type: ignore[assignment]
     __lt__, __le__ = _operator("less"), _operator("less_equal")
