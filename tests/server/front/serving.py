@@ -27,7 +27,7 @@ from shardserve_proto.errors import (
 )
 from shardserve_proto.frames import MEDIA_TYPE, decode_header, decode_prelude, encode_frame, encode_header, lay_out
 from shardserve_proto.messages import CallReply, DeviceInfo, EngineInfo, KernelInfo, Report, Segment
-from shardserve_proto.programs import validate
+from shardserve_proto.programs import Program, validate
 from shardserve_server.front.app import create_app
 from shardserve_server.front.auth import Keys
 from shardserve_server.front.server import bind, make_server
@@ -148,6 +148,7 @@ class Served:
     port: int
     engine: FakeEngine
     pool: BufferPool
+    settings: Settings
 
     def request(
         self, method: str, path: str, *, body: bytes | None = None, headers: dict[str, str] | None = None
@@ -213,9 +214,9 @@ def request(
         connection.close()
 
 
-def frame(kernel: str, *arrays: Any, **fields: Any) -> bytes:
+def frame(program: str | Program, *arrays: Any, **fields: Any) -> bytes:
     """A call as the body of a request."""
-    header, segments = encode(kernel, *arrays, **fields)
+    header, segments = encode(program, *arrays, **fields)
     return b"".join(encode_frame(header, [memoryview(segment.tobytes()) for segment in segments]))
 
 
@@ -255,7 +256,7 @@ def serving(
         thread.start()
         try:
             assert listening.wait(10)
-            yield Served(listener.getsockname()[1], engine, pool)  # type: ignore[arg-type]
+            yield Served(listener.getsockname()[1], engine, pool, settings)  # type: ignore[arg-type]
         finally:
             server.should_exit = True
             thread.join(20)
