@@ -126,7 +126,7 @@ def _boxes(table: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _sizes(shape: Sequence[int]) -> str:
-    return "×".join(map(str, shape)) or "1 number"  # noqa: RUF001
+    return "×".join(map(str, shape)) or "1 number"
 
 
 def describe_report(report: Report) -> list[str]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias, overload
 
 from shardserve_proto.errors import AxisError
 from shardserve_proto.specs import AUTO, parse_resources
@@ -12,6 +12,8 @@ from ._axes import parse_sizes
 from ._keywords import check_keywords
 from ._transformed import Function, Jitted, Mapped, MappedOver, constrained
 
+#: The mesh axes that split each name.
+Resources: TypeAlias = "Mapping[str, str | tuple[str, ...]]"
 _VMAP_KEYWORDS = ["in_axes", "out_axes", "axis_name", "axis_size"]
 _XMAP_KEYWORDS = ["in_axes", "out_axes", "axis_sizes", "axis_resources"]
 _JIT_KEYWORDS = ["in_shardings", "out_shardings"]
@@ -52,15 +54,35 @@ def vmap(
     return Mapped(function, MappedOver(in_axes, out_axes, "vmap", axis_name, sizes))
 
 
+@overload
+def xmap(
+    function: Function,
+    in_axes: Any = ...,
+    out_axes: Any = ...,
+    *,
+    axis_sizes: Mapping[str, int] | None = ...,
+    axis_resources: Resources | None = ...,
+    **unknown: Any,
+) -> Mapped: ...
+@overload
+def xmap(
+    function: None = None,
+    in_axes: Any = ...,
+    out_axes: Any = ...,
+    *,
+    axis_sizes: Mapping[str, int] | None = ...,
+    axis_resources: Resources | None = ...,
+    **unknown: Any,
+) -> Callable[[Function], Mapped]: ...
 def xmap(
     function: Function | None = None,
     in_axes: Any = _MISSING,
     out_axes: Any = _MISSING,
     *,
     axis_sizes: Mapping[str, int] | None = None,
-    axis_resources: Mapping[str, str | tuple[str, ...]] | None = None,
+    axis_resources: Resources | None = None,
     **unknown: Any,
-) -> Any:
+) -> Mapped | Callable[[Function], Mapped]:
     """Map a function over named axes: it sees its arguments without the named dimensions.
 
     Arguments:
@@ -99,9 +121,15 @@ def xmap(
     return Mapped(function, over)
 
 
+@overload
+def jit(function: Function, *, in_shardings: Any = ..., out_shardings: Any = ..., **unknown: Any) -> Jitted: ...
+@overload
+def jit(
+    function: None = None, *, in_shardings: Any = ..., out_shardings: Any = ..., **unknown: Any
+) -> Callable[[Function], Jitted]: ...
 def jit(
     function: Function | None = None, *, in_shardings: Any = AUTO, out_shardings: Any = AUTO, **unknown: Any
-) -> Any:
+) -> Jitted | Callable[[Function], Jitted]:
     """Give a function's arguments and results shardings, spelled as `jax.jit` does.
 
     Arguments:

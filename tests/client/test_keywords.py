@@ -1,0 +1,60 @@
+"""Old and wrong keywords get the right one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardserve as ss
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: ss.jit(in_axis_resources=None),
+            r"ss\.jit has no keyword 'in_axis_resources'; it is called 'in_shardings'",
+        ),
+        (lambda: ss.jit(out_axis_resources=None), "it is called 'out_shardings' here"),
+        (lambda: ss.jit(out_sharding=None), "did you mean 'out_shardings'"),
+        (lambda: ss.jit(in_specs=None), "it is called 'in_shardings' here"),
+        (lambda: ss.jit(static_argnums=0), "close over the value"),
+        (lambda: ss.jit(donate_argnums=0), "never consumed"),
+        (lambda: ss.xmap(in_axis=["i"]), "did you mean 'in_axes'"),
+        (lambda: ss.xmap(axis_resource={}), "did you mean 'axis_resources'"),
+        (lambda: ss.vmap(ss.dot, in_axis=0), "did you mean 'in_axes'"),
+        (lambda: ss.Client(**{"timeout_s": 3}), "Client has no keyword 'timeout_s'; it is called 'timeout'"),
+        (lambda: ss.Client(**{"api_keys": "x"}), "Client has no keyword 'api_keys'"),
+    ],
+)
+def test_keywords_of_transforms_and_clients(call: Any, message: str) -> None:
+    with pytest.raises(ss.ProgramError, match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"in_axis_resources": None}, r"client\.dot has no keyword 'in_axis_resources'; it is called 'in_shardings'"),
+        ({"out_sharding": None}, "did you mean 'out_shardings'"),
+        ({"in_specs": None}, "it is called 'in_shardings' here"),
+        ({"preferred_element_type": "int32"}, "it is called 'dtype' here"),
+        ({"dtyp": "int32"}, "did you mean 'dtype'"),
+        ({"keep": True}, "NumPy arrays"),
+    ],
+)
+def test_keywords_of_kernel_calls(keywords: Any, message: str) -> None:
+    with ss.Client("http://127.0.0.1:9") as client, pytest.raises(ss.ProgramError, match=message):
+        client.dot(np.ones(2), np.ones(2), **keywords)
+
+
+def test_keywords_of_run_belong_to_the_transforms() -> None:
+    with ss.Client("http://127.0.0.1:9") as client, pytest.raises(ss.ProgramError, match="client.run has no keyword"):
+        client.run(lambda x: x, np.ones(2), in_shardings=None)  # type: ignore[call-arg]
+
+
+def test_a_misspelled_parameter_of_a_call_by_name_gets_the_nearest() -> None:
+    with ss.Client("http://127.0.0.1:9") as client, pytest.raises(ss.ProgramError, match="did you mean 'norm'"):
+        client.call("normalize", np.ones(2), nrom="sum")
