@@ -1,4 +1,4 @@
-"""One real server, with an engine of eight virtual devices, for the programs that users would write."""
+"""Real servers with eight virtual devices: one behind the SDK, and one that tests may send any bytes to."""
 
 from __future__ import annotations
 
@@ -7,6 +7,16 @@ from collections.abc import Iterator
 import pytest
 
 import shardserve as ss
+
+from .serving import RunningServer, launch
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[RunningServer]:
+    """A server started from the command line, with the mesh `grid` (x=4, y=2); tests must leave it running."""
+    with launch("--mesh", "grid:x=4,y=2") as running:
+        yield running
+        assert running.process.poll() is None, "a test ended the server"
 
 
 @pytest.fixture(scope="session")
