@@ -30,7 +30,9 @@ def mean(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False)
 
 
 def max(x: Any, axis: Any = None, *, keepdims: bool = False) -> TracedArray:
-    """The largest element over dimensions and named axes, NaN if one of them is; arguments as of `sum`.
+    """The largest element over dimensions and named axes, NaN if one of them is.
+
+    Arguments and communication are those of `sum`.
 
     Raises:
         ShapeError: there is no element.
@@ -39,7 +41,9 @@ def max(x: Any, axis: Any = None, *, keepdims: bool = False) -> TracedArray:
 
 
 def min(x: Any, axis: Any = None, *, keepdims: bool = False) -> TracedArray:
-    """The smallest element over dimensions and named axes, NaN if one of them is; arguments as of `sum`.
+    """The smallest element over dimensions and named axes, NaN if one of them is.
+
+    Arguments and communication are those of `sum`.
 
     Raises:
         ShapeError: there is no element.
