@@ -118,7 +118,7 @@ def call(
     import numpy as np
 
     params = dict(_parameter(text) for text in param or ())
-    arrays = [np.load(path, allow_pickle=False, mmap_mode="r") for path in files]
+    arrays = [_load(path) for path in files]
     with _client(url) as client:
         try:
             done = client.call(kernel, *arrays, **params)
@@ -161,6 +161,15 @@ def _client(url: str | None) -> Any:
     import shardserve
 
     return shardserve.Client(url) if url else shardserve.Client()
+
+
+def _load(path: Path) -> Any:
+    import numpy as np
+
+    try:
+        return np.load(path, allow_pickle=False, mmap_mode="r")
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(f"{path} is no array file: {error}") from None
 
 
 def _parameter(text: str) -> tuple[str, Any]:

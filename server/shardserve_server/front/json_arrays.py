@@ -60,15 +60,15 @@ def _from_fields(value: dict[str, Any], what: str) -> Array:
 
 def _from_lists(data: Any, dtype: DType | None, shape: list[int] | None, what: str) -> Array:
     nested, leaves = _flatten(data, what)
-    is_complex = dtype is not None and dtype.kind == "c"
-    if is_complex:
-        if not nested or (nested[-1] != 2 and leaves):
+    if dtype is not None and dtype.kind == "c" and leaves:
+        if not nested or nested[-1] != 2:
             raise ShapeError(f"{what}: a complex number is a pair [re, im]")
         nested = nested[:-1]
     if shape is None:
         shape = nested
     check_shape(shape, what=what)
-    if math.prod(shape) != math.prod(nested) or (len(nested) > 1 and nested != shape):
+    is_flat = len(nested) == 1 or not leaves  # lists of no numbers cannot spell every shape
+    if math.prod(shape) != math.prod(nested) or not (is_flat or nested == shape or not nested):
         raise ShapeError(f"{what}: data of shape {tuple(nested)} do not fill the shape {tuple(shape)}")
     numbers = [_number(leaf, what) for leaf in leaves]
     return _cast(numbers, dtype, what).reshape(shape)

@@ -22,6 +22,52 @@ _CALL = {
     "responses": {"200": {"description": "The outputs and the report", "content": {MEDIA_TYPE: _BINARY}}},
 }
 
+_ANY: dict[str, Any] = {}
+_ARRAY = {
+    "description": "A nested list, a number, or an object. NaN, Infinity and -Infinity are texts, complex ones pairs.",
+    "anyOf": [
+        {"type": "array", "items": _ANY},
+        {"type": "number"},
+        {
+            "type": "object",
+            "required": ["data"],
+            "properties": {
+                "dtype": {"type": "string"},
+                "shape": {"type": "array", "items": {"type": "integer"}},
+                "data": _ANY,
+            },
+        },
+    ],
+}
+_NAMED_AXES = "One axis specification, or a list of them: {position: name}, [name, null, ...], [name, '...']."
+_SPECS = "null (replicated), 'auto', or a list of specs: null, 'auto', or a mesh axis (or null) for each dimension."
+_JSON_BODY = {
+    "type": "object",
+    "additionalProperties": False,
+    "properties": {
+        "arguments": {"type": "array", "items": _ARRAY},
+        "params": {"type": "object"},
+        "mesh": {"description": "The name of a mesh, or {axis: size}."},
+        "in_axes": {"description": _NAMED_AXES},
+        "out_axes": {"description": _NAMED_AXES},
+        "axis_sizes": {"type": "object", "additionalProperties": {"type": "integer"}},
+        "axis_resources": {"type": "object", "description": "{name: mesh axis, or a list of them}"},
+        "in_shardings": {"description": _SPECS},
+        "out_shardings": {"description": _SPECS},
+        "precision": {"enum": ["highest", "high", "default"]},
+        "timeout_s": {"type": "number", "exclusiveMinimum": 0},
+    },
+}
+#: What FastAPI cannot know of a body that it does not parse.
+JSON_CALL: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {"schema": _JSON_BODY, "example": {"arguments": [[1.0, 2.0], [3.0, 4.0]]}},
+        },
+    },
+}
+
 
 def describe(app: FastAPI) -> None:
     """Give the app its whole OpenAPI document."""

@@ -22,6 +22,7 @@ from ..calls import Calls, reply_phases
 from ..json_arrays import write_array
 from ..json_calls import JsonCall, read_call
 from ..json_text import parse_json
+from ..openapi import JSON_CALL
 from ..services import services_of
 from ..telemetry import server_timing
 
@@ -38,7 +39,7 @@ async def kernel(name: str, request: Request) -> KernelInfo:
     return find_kernel(services_of(request).engine_info(), name)
 
 
-@router.post("/v1/kernels/{name}", summary="Call a kernel with JSON", include_in_schema=False)
+@router.post("/v1/kernels/{name}", summary="Call a kernel with JSON", openapi_extra=JSON_CALL)
 async def call_kernel(name: str, request: Request) -> Response:
     """The same call as a frame would make, for small arrays and `curl`."""
     services = services_of(request)
