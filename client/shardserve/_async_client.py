@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Self, TypeVar, Unpack
 
 from shardserve_proto.errors import ShardserveError
@@ -21,7 +21,7 @@ from ._requests import Outgoing
 T = TypeVar("T")
 
 
-class AsyncClient(BaseClient[Awaitable[Any]]):
+class AsyncClient(BaseClient[Coroutine[Any, Any, Any]]):
     """A server's mesh, from asyncio. Arguments and methods are those of `Client`; arrays must not change until the
     await ends.
 

@@ -15,7 +15,9 @@ from ._tree import Prefix, Tree
 
 
 def _is_partition_spec(value: Any) -> bool:
-    return any(cls.__name__ == "PartitionSpec" for cls in type(value).__mro__)
+    """Whether it is jax's: a class called PartitionSpec, or `jax.P`."""
+    names = {(cls.__module__.partition(".")[0] == "jax", cls.__name__) for cls in type(value).__mro__}
+    return (True, "P") in names or any(name == "PartitionSpec" for _, name in names)
 
 
 def _is_named_sharding(value: Any) -> bool:
@@ -80,6 +82,8 @@ def read_spec(value: Any, *, what: str) -> Spec:
     if _is_named_sharding(value):
         return read_spec(value.spec, what=what)
     if _is_partition_spec(value):
+        if getattr(value, "unreduced", None):
+            raise ShardingError(f"{what}: {value!r} is unreduced; the arrays of a call are whole")
         return P(*(tuple(entry) if isinstance(entry, list | tuple) else entry for entry in value))
     meant = P(*value) if isinstance(value, tuple) and all(e is None or isinstance(e, str) for e in value) else P("x")
     raise ShardingError(f"{what} takes specs such as {meant}, None (replicated) or AUTO, not {value!r}")

@@ -1,0 +1,151 @@
+"""One client for many threads, one async client for many tasks; large and small bodies; local servers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardserve as ss
+from shardserve import _local_server
+
+from .serving import is_alive
+
+LARGE = np.arange(3_000_000, dtype=np.float32).reshape(3, -1)
+
+
+def test_16_threads_share_a_client(client: ss.Client) -> None:
+    def work(number: int) -> None:
+        rng = np.random.default_rng(number)
+        for _ in range(10):
+            x = rng.integers(-9, 9, size=(4, 4))
+            np.testing.assert_array_equal(client.matmul(x, x), x @ x)
+            big = LARGE[:, : 100_000 + number] + number
+            np.testing.assert_array_equal(client.identity(big), big)
+
+    with ThreadPoolExecutor(16) as pool:
+        for future in [pool.submit(work, number) for number in range(16)]:
+            future.result(50)
+
+
+def test_threads_may_trace_one_function_at_once(client: ss.Client) -> None:
+    function = ss.vmap(lambda row: row / row.sum())
+    x = np.arange(1.0, 13.0).reshape(3, 4)
+    with ThreadPoolExecutor(8) as pool:
+        for found in pool.map(lambda _: client.run(function, x), range(32)):
+            np.testing.assert_allclose(found, x / x.sum(1, keepdims=True))
+
+
+def test_a_large_array_goes_and_comes_whole(client: ss.Client) -> None:
+    with client.record() as log:
+        found = client.identity(LARGE.T)
+    np.testing.assert_array_equal(found, LARGE.T)
+    found += 1  # its own memory
+    assert log[0].sent_bytes > LARGE.nbytes
+    assert log[0].received_bytes > LARGE.nbytes
+
+
+def test_the_async_client_runs_calls_beside_each_other(server_url: str) -> None:
+    async def use() -> None:
+        async with ss.AsyncClient(server_url) as client:
+            xs = [np.full((3, 3), number) for number in range(40)]
+            found = await asyncio.gather(*(client.matmul(x, x) for x in xs))
+            for x, product in zip(xs, found, strict=True):
+                np.testing.assert_array_equal(product, x @ x)
+            np.testing.assert_array_equal(await client.identity(LARGE), LARGE)
+            total = await client.run(lambda x: x.sum(), np.ones(7))
+            assert total == 7
+            with client.mesh({"x": 8}), client.record() as log:
+                await client.normalize(np.ones(9), norm="sum", in_axes=["i"], out_axes=["i"], axis_resources={"i": "x"})
+            assert log[0].report.mesh == (("x", 8),)
+            assert len(await client.devices()) == 8
+            assert (await client.info()).device_count == 8
+            assert any(kernel.name == "dot" for kernel in await client.kernels())
+            with pytest.raises(ss.ShapeError):
+                await client.matmul(np.ones(3), np.ones(4))
+            copy = client.with_options(precision="high")
+            assert (await copy.call("dot", np.ones(3), np.ones(3))).report.precision == "high"
+
+    asyncio.run(use())
+
+
+def test_a_cancelled_task_leaves_the_async_client_usable(server_url: str) -> None:
+    async def use() -> None:
+        async with ss.AsyncClient(server_url) as client:
+            task = asyncio.create_task(client.identity(LARGE))
+            await asyncio.sleep(0.002)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert await client.dot([1, 2], [3, 4]) == 11
+
+    asyncio.run(use())
+
+
+def test_a_timeout_ends_the_wait_and_the_next_call_works(client: ss.Client) -> None:
+    """B59."""
+    x = np.ones((64, 64))
+
+    def slow(a: Any) -> Any:
+        for _ in range(300):
+            a = np.tanh(a @ a)
+        return a
+
+    with pytest.raises(TimeoutError, match="timeout"):
+        client.run(slow, x, timeout=0.05)
+    assert client.dot([1, 2], [3, 4]) == 11
+
+
+# --- a server of one's own -------------------------------------------------------------------------------------------
+
+
+def test_a_local_server_ends_with_its_block() -> None:
+    server = ss.LocalServer(devices=2, meshes={"pair": {"x": 2}})
+    with server as client:
+        assert len(client.devices()) == 2
+        assert client.info().meshes["pair"] == (("x", 2),)
+        pid = server.pid
+        assert pid is not None
+        assert is_alive(pid)
+    assert not is_alive(pid)
+    assert server.pid is None
+
+
+def test_a_local_server_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
+    code = (
+        "import shardserve as ss, time\n"
+        "server = ss.LocalServer(devices=1)\n"
+        "client = server.start()\n"
+        "print(server.pid, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        os.kill(parent.pid, signal.SIGKILL)
+        deadline = time.monotonic() + 30
+        while is_alive(pid) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not is_alive(pid)
+
+
+def test_a_local_server_that_cannot_start_tells_its_last_words() -> None:
+    server = ss.LocalServer(devices=2, arguments=["--no-such-option"])
+    with pytest.raises(ss.ConnectFailed, match=r"did not start(.|\n)*no-such-option"):
+        server.start()
+    assert server.pid is None
+
+
+def test_a_missing_server_extra_is_told_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_local_server, "_NEEDED", ("jax", "no_such_package_at_all"))
+    with pytest.raises(ss.ConnectFailed, match=r"no_such_package_at_all missing.*pip install 'shardserve\[server\]'"):
+        ss.LocalServer().start()
