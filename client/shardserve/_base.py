@@ -39,7 +39,7 @@ class BaseClient(KernelMethods[R]):
         self._prepare(resolve_address(url, api_key, allow_insecure=allow_insecure), Defaults().updated(options))
 
     @classmethod
-    def at(cls, url: str, api_key: str | None = None) -> Self:
+    def _at(cls, url: str, api_key: str | None = None) -> Self:
         """A client of exactly this address; nothing is read from the environment."""
         client = cls.__new__(cls)
         client._prepare(check_address(url, api_key, allow_insecure=False), Defaults())

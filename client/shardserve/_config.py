@@ -34,7 +34,7 @@ CONNECTIONS = 256
 #: A body up to this size goes out as one `bytes`; a larger one as views of at most PIECE_BYTES each.
 SMALL_BODY_BYTES = 64 * 1024
 PIECE_BYTES = 1024 * 1024
-#: Larger bodies wait until the server has agreed to read them.
+#: A larger body waits for the server's word that it will read it, but no longer than EXPECT_WAIT_S.
 EXPECT_BYTES = 1024 * 1024
 EXPECT_WAIT_S = 1.0
 #: Largest answer that is JSON: an error, a list of kernels.

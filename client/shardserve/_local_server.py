@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import importlib.util
 import json
 import os
@@ -10,9 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import IO, Any
 
 from shardserve_proto.errors import ConnectFailed
@@ -71,7 +70,7 @@ class LocalServer:
         )
         atexit.register(self.stop)
         try:
-            self._client = Client.at(self._first_line()["url"])
+            self._client = Client._at(self._first_line()["url"])
             self._client.info()  # waits for an engine that starts
         except BaseException:
             self.stop()
@@ -151,22 +150,18 @@ def _check_installed() -> None:
 
 def _environment() -> dict[str, str]:
     """The environment without the variables that lead this client elsewhere or set up another server."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("SHARDSERVE_")}
-    paths = [str(Path(entry).resolve()) for entry in sys.path if entry]
-    return {**kept, "PYTHONPATH": os.pathsep.join(paths)}
+    return {name: value for name, value in os.environ.items() if not name.startswith("SHARDSERVE_")}
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    for stream in (process.stdin, process.stdout):
-        if stream is not None:
-            try:
-                stream.close()
-            except OSError:  # the child went first
-                continue
+    if process.stdin is not None:
+        with contextlib.suppress(OSError):  # the child went first
+            process.stdin.close()
     process.terminate()
-    deadline = time.monotonic() + SERVER_STOP_S
     try:
-        process.wait(max(deadline - time.monotonic(), 0))
+        process.wait(SERVER_STOP_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+    if process.stdout is not None:
+        process.stdout.close()  # last: a thread that still reads it holds its lock until the child is gone

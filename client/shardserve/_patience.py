@@ -57,12 +57,16 @@ class Patience:
             raise self.timed_out()
         return remaining
 
-    def timed_out(self) -> TimedOut:
-        """The error for a wait that was too long, with the setting that allows a longer one."""
+    def timed_out(self, silence_s: float = READ_TIMEOUT_S) -> TimedOut:
+        """The error for a wait that was too long, with the setting that allows a longer one.
+
+        Arguments:
+            silence_s: how long nothing moved, when the call has no limit of its own.
+        """
         if self._timeout_s is not None:
             return TimedOut(f"the call took longer than timeout={self._timeout_s:g} s; a larger timeout= allows more")
         return TimedOut(
-            f"the server was silent for {READ_TIMEOUT_S:g} s; timeout= (seconds, of the call or the Client) allows more"
+            f"nothing moved for {silence_s:g} s; a timeout= (seconds, of the call or of the Client) sets another limit"
         )
 
     def pause_after(self, error: ShardserveError) -> float:

@@ -1,7 +1,7 @@
 """The wire under the client: the only file that imports httpx.
 
-httpx goes on to read after a failed send, so an early answer (413, 401) is seen as what it is, not as a broken pipe. It
-does not wait for `100 Continue`, so that header is not sent.
+httpx keeps its pool of connections to itself, so the pool here is httpcore's own, with streams that know
+`Expect: 100-continue` (see `_expect.py`). Behind a proxy of the environment it is httpx's.
 """
 
 from __future__ import annotations
@@ -11,13 +11,24 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Any, TypeVar
+from urllib.request import getproxies
 
+import httpcore
 import httpx
 
 from shardserve_proto.errors import BadReply, ConnectFailed
 
-from ._config import CONNECT_TIMEOUT_S, CONNECTIONS, KEEP_ALIVE_S, READ_TIMEOUT_S, WRITE_TIMEOUT_S, Address
+from ._config import (
+    CONNECT_TIMEOUT_S,
+    CONNECTIONS,
+    EXPECT_BYTES,
+    KEEP_ALIVE_S,
+    READ_TIMEOUT_S,
+    WRITE_TIMEOUT_S,
+    Address,
+)
 from ._exchanges import Exchange, pieces, whole_or_pieces
+from ._expect import HEADER, AsyncExpectingBackend, ExpectingBackend
 from ._patience import Patience
 
 R = TypeVar("R")
@@ -28,7 +39,9 @@ class Transport:
 
     def __init__(self, address: Address) -> None:
         self._address = address
-        self._http = httpx.Client(**_settings(address))
+        self._expects = not _has_proxy(address)
+        pool = _Pool(**_pool_settings(address)) if self._expects else None
+        self._http = httpx.Client(**_settings(address), transport=pool)
 
     def send(self, exchange: Exchange[R], patience: Patience) -> R:
         """One try.
@@ -56,7 +69,7 @@ class Transport:
             exchange.method,
             self._address.url + exchange.path,
             content=content or None,
-            headers=exchange.headers(),
+            headers=_headers(exchange, expects=self._expects),
             timeout=_timeouts(patience),
         )
 
@@ -70,7 +83,9 @@ class AsyncTransport:
 
     def __init__(self, address: Address) -> None:
         self._address = address
-        self._http = httpx.AsyncClient(**_settings(address))
+        self._expects = not _has_proxy(address)
+        pool = _AsyncPool(**_pool_settings(address)) if self._expects else None
+        self._http = httpx.AsyncClient(**_settings(address), transport=pool)
 
     async def send(self, exchange: Exchange[R], patience: Patience) -> R:
         """One try; raises as `Transport.send`."""
@@ -93,7 +108,7 @@ class AsyncTransport:
             exchange.method,
             self._address.url + exchange.path,
             content=content or None,
-            headers=exchange.headers(),
+            headers=_headers(exchange, expects=self._expects),
             timeout=_timeouts(patience),
         )
 
@@ -102,22 +117,42 @@ class AsyncTransport:
         await self._http.aclose()
 
 
+def _headers(exchange: Exchange[Any], *, expects: bool) -> dict[str, str]:
+    return exchange.headers() | (HEADER if expects and exchange.body_bytes > EXPECT_BYTES else {})
+
+
+def _has_proxy(address: Address) -> bool:
+    """Whether the environment may put a proxy in between; none stands between two processes of one host."""
+    return not address.is_loopback and bool(getproxies())
+
+
 def _settings(address: Address) -> dict[str, Any]:
     headers = {"User-Agent": f"shardserve-python/{version('shardserve')}", "Accept-Encoding": "identity"}
     if address.api_key is not None:
         headers["Authorization"] = f"Bearer {address.api_key}"
-    settings: dict[str, Any] = {
+    limits = httpx.Limits(
+        max_connections=CONNECTIONS, max_keepalive_connections=CONNECTIONS, keepalive_expiry=KEEP_ALIVE_S
+    )
+    return {
         "headers": headers,
-        "limits": httpx.Limits(
-            max_connections=CONNECTIONS, max_keepalive_connections=CONNECTIONS, keepalive_expiry=KEEP_ALIVE_S
-        ),
+        "limits": limits,
         "follow_redirects": False,  # the key goes to this host and no other
-        "trust_env": not address.is_loopback,  # no proxy stands between two processes of one host
+        "trust_env": _has_proxy(address),
     }
+
+
+def _pool_settings(address: Address) -> dict[str, Any]:
     if address.is_loopback and address.url.startswith("http:"):
         # No TLS here; loading the certificates would take most of a small client's start.
-        settings["verify"] = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    return settings
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    else:
+        context = httpx.create_ssl_context()
+    return {
+        "ssl_context": context,
+        "max_connections": CONNECTIONS,
+        "max_keepalive_connections": CONNECTIONS,
+        "keepalive_expiry": KEEP_ALIVE_S,
+    }
 
 
 def _timeouts(patience: Patience) -> httpx.Timeout:
@@ -150,11 +185,89 @@ def _named(address: Address, patience: Patience) -> Iterator[None]:
         raise ConnectFailed(
             f"no server answers at {address.url} ({error}); is it running, and is the address right?"
         ) from error
+    except httpx.WriteTimeout as error:
+        raise patience.timed_out(WRITE_TIMEOUT_S) from error
     except httpx.TimeoutException as error:
         raise patience.timed_out() from error
     except httpx.HTTPError as error:
         raise BadReply(f"the connection to {address.url} ended before the answer was complete ({error})") from error
     except RuntimeError as error:
-        if "closed" not in str(error):
+        if "client has been closed" not in str(error):
             raise
         raise ConnectFailed("the client is closed") from error
+
+
+# --- httpcore's pool under httpx's client ----------------------------------------------------------------------------
+
+_CORE_ERRORS = (httpcore.TimeoutException, httpcore.NetworkError, httpcore.ProtocolError, httpcore.UnsupportedProtocol)
+
+
+@contextmanager
+def _as_httpx() -> Iterator[None]:
+    """httpcore's exceptions as httpx's, which have the same names."""
+    try:
+        yield
+    except _CORE_ERRORS as error:
+        raise getattr(httpx, type(error).__name__)(str(error)) from error
+
+
+def _core_request(request: httpx.Request) -> httpcore.Request:
+    url = request.url
+    return httpcore.Request(
+        method=request.method,
+        url=httpcore.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path),
+        headers=request.headers.raw,
+        content=request.stream,
+        extensions=request.extensions,
+    )
+
+
+class _Body(httpx.SyncByteStream):
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __iter__(self) -> Iterator[bytes]:
+        with _as_httpx():
+            yield from self._stream
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+class _Pool(httpx.BaseTransport):
+    def __init__(self, **settings: Any) -> None:
+        self._pool = httpcore.ConnectionPool(**settings, network_backend=ExpectingBackend())
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        with _as_httpx():
+            found = self._pool.handle_request(_core_request(request))
+        return httpx.Response(found.status, headers=found.headers, stream=_Body(found.stream))
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+class _AsyncBody(httpx.AsyncByteStream):
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        with _as_httpx():
+            async for piece in self._stream:
+                yield piece
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+class _AsyncPool(httpx.AsyncBaseTransport):
+    def __init__(self, **settings: Any) -> None:
+        self._pool = httpcore.AsyncConnectionPool(**settings, network_backend=AsyncExpectingBackend())
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        with _as_httpx():
+            found = await self._pool.handle_async_request(_core_request(request))
+        return httpx.Response(found.status, headers=found.headers, stream=_AsyncBody(found.stream))
+
+    async def aclose(self) -> None:
+        await self._pool.aclose()

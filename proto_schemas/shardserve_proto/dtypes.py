@@ -207,6 +207,6 @@ def to_wire_order(array: np.ndarray[Any, DType]) -> np.ndarray[Any, DType]:
 
 
 def scalar_array(value: bool | int | float | complex, dtype: DType) -> np.ndarray[Any, DType]:
-    """A Python scalar as an array of rank 0; a float too large for its dtype is infinite, as in NumPy."""
-    with np.errstate(over="ignore"):
-        return np.array(value, dtype)
+    """A Python scalar as an array of rank 0, cast as `ndarray.astype` does: a float too large for it is infinite."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.asarray(value).astype(dtype)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import builtins
+import doctest
+import importlib
 import inspect
 import pydoc
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -121,3 +124,21 @@ def test_what_the_client_sends_the_async_client_awaits() -> None:
     for name in ("run", "call", "devices", "info", "kernels", "close", "_kernel"):
         assert inspect.iscoroutinefunction(getattr(ss.AsyncClient, name)), name
         assert not inspect.iscoroutinefunction(getattr(ss.Client, name)), name
+
+
+@pytest.mark.parametrize("module", ["_transforms", "_specs"])
+def test_examples_in_docstrings_run(module: str) -> None:
+    found = importlib.import_module(f"shardserve.{module}")
+    assert doctest.testmod(found, optionflags=doctest.ELLIPSIS).failed == 0
+
+
+def test_every_module_of_the_client_is_private_and_of_a_size_to_read() -> None:
+    modules = list(Path(ss.__file__).parent.glob("*.py"))
+    assert all(module.name.startswith("_") for module in modules)
+    assert all(len(module.read_text().splitlines()) <= 400 for module in modules)
+
+
+def test_one_file_imports_httpx() -> None:
+    pattern = re.compile(r"^\s*(import|from) httpx", re.MULTILINE)
+    files = {path.name for path in Path(ss.__file__).parent.glob("*.py") if pattern.search(path.read_text())}
+    assert files == {"_transport.py"}

@@ -18,7 +18,7 @@ import pytest
 import shardserve as ss
 from shardserve import _local_server
 
-from .serving import is_alive
+from .serving import is_alive, launch
 
 LARGE = np.arange(3_000_000, dtype=np.float32).reshape(3, -1)
 
@@ -103,6 +103,32 @@ def test_a_timeout_ends_the_wait_and_the_next_call_works(client: ss.Client) -> N
     with pytest.raises(TimeoutError, match="timeout"):
         client.run(slow, x, timeout=0.05)
     assert client.dot([1, 2], [3, 4]) == 11
+
+
+# --- refusals --------------------------------------------------------------------------------------------------------
+
+
+def test_a_refused_upload_gets_its_own_error_and_no_broken_pipe() -> None:
+    """Early answers: a wrong key, and a body over the server's limit, while most of it is still to be sent."""
+    key = "k3y-of-the-server-0123456789abcdef"
+    big = np.zeros(64 * 2**20, np.uint8)
+    with launch("--body-bytes", "1MiB", environment={"SHARDSERVE_API_KEY": key}, devices=1) as server:
+        with ss.Client(server.url, key) as client:
+            for _ in range(3):
+                with pytest.raises(ss.TooLarge, match="at most 1048576"):
+                    client.identity(big)
+            assert client.dot([1, 2], [3, 4]) == 11
+        with ss.Client(server.url, key[::-1]) as stranger:
+            for _ in range(3):
+                with pytest.raises(ss.Unauthenticated, match="a key that it knows"):
+                    stranger.identity(big)
+        asyncio.run(_refused(server.url, key, big))
+
+
+async def _refused(url: str, key: str, big: np.ndarray[Any, Any]) -> None:
+    async with ss.AsyncClient(url, key) as client:
+        with pytest.raises(ss.TooLarge):
+            await client.identity(big)
 
 
 # --- a server of one's own -------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from shardserve_proto.dtypes import DTYPES
 from shardserve_proto.errors import DTypeError
 from shardserve_proto.programs import Constant, Program, Step
 from shardserve_server.engine.engine import Engine
@@ -86,3 +87,14 @@ def test_constants_in_a_program_that_are_equal_in_python_stay_apart(engine: Engi
         step = Step(kernel="multiply", operands=(0, Constant.of(two)))
         dtypes.append(run(engine, Program(inputs=1, steps=(step,), outputs=(1,)), x).value.dtype.name)
     assert dtypes == ["int32", "float64", "complex128"]
+
+
+@pytest.mark.parametrize("value", [300, -1, 2**64 - 1, 2.75, True])
+@pytest.mark.parametrize("dtype", ["int8", "uint16", "float16", "bfloat16", "bool"])
+def test_astype_of_a_constant_casts_as_numpy_does(engine: Engine, value: Any, dtype: str) -> None:
+    step = Step(kernel="astype", operands=(Constant.of(value),), params={"dtype": dtype})
+    found = run(engine, Program(inputs=0, steps=(step,), outputs=(0,))).value
+    with np.errstate(all="ignore"):
+        expected = np.asarray(value).astype(DTYPES[dtype])
+    assert found.dtype == expected.dtype
+    assert found == expected
