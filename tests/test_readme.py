@@ -49,7 +49,7 @@ def test_the_readme_begins_with_a_session_of_ten_lines() -> None:
 @pytest.mark.parametrize("document", ["README.md", "proto_schemas/SPEC.md"])
 def test_curl_is_answered_as_promised(document: str, local_client: ss.Client) -> None:
     (line,) = [line for block in blocks(document, "sh") for line in block.splitlines() if line.startswith("curl")]
-    command = shlex.split(line.replace("http://127.0.0.1:8000", local_client._address.url))
+    command = shlex.split(line.replace("http://127.0.0.1:8000", local_client.url))
     answer = json.loads(subprocess.run(command, check=True, capture_output=True, timeout=30).stdout)
     (result,) = answer["results"]
     assert result == {"dtype": "int64", "shape": [], "data": 32 if document == "README.md" else 11}

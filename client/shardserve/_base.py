@@ -51,6 +51,11 @@ class BaseClient(KernelMethods[R]):
         self._identity = object()  # of this client's blocks
         self._owns_connections = True
 
+    @property
+    def url(self) -> str:
+        """The server's address, without a path; what a curl beside this client would ask."""
+        return self._address.url
+
     def with_options(self, **options: Unpack[RunOptions]) -> Self:
         """A cheap copy with other defaults, which shares the connections; closing it closes nothing.
 
@@ -90,7 +95,7 @@ class BaseClient(KernelMethods[R]):
         return record_block(self._identity)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._address.url!r})"
+        return f"{type(self).__name__}({self.url!r})"
 
     # --- from a user's call to an exchange, and back -----------------------------------------------------------------
 

@@ -10,8 +10,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from .settings import BadSetting, load_settings, settings_table
-
 app = typer.Typer(
     name="shardserve",
     help="A mesh of accelerators behind one HTTP endpoint.",
@@ -57,6 +55,7 @@ def serve(
         "timeout_s": timeout_s,
     }
     from .front.server import run
+    from .settings import BadSetting, load_settings
 
     try:
         settings = load_settings({name: value for name, value in given.items() if value is not None})
@@ -147,6 +146,8 @@ def demo() -> None:
 @app.command()
 def settings(as_json: JsonOption = False) -> None:
     """Print the table of settings: name, unit, default, meaning."""
+    from .settings import settings_table
+
     rows = settings_table()
     if as_json:
         typer.echo(json.dumps([vars(row) for row in rows]))

@@ -35,4 +35,4 @@ def client(local_client: ss.Client) -> ss.Client:
 @pytest.fixture
 def server_url(local_client: ss.Client) -> str:
     """Where that server listens."""
-    return local_client._address.url
+    return local_client.url

@@ -162,3 +162,16 @@ def test_the_package_is_the_command() -> None:
         [sys.executable, "-m", "shardserve_server", "--help"], capture_output=True, text=True, check=True
     )
     assert "serve" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("absent", "command"), [("typer", "info"), ("uvicorn", "serve"), ("pydantic_settings", "serve")]
+)
+def test_without_its_extra_the_command_names_it(absent: str, command: str) -> None:
+    hidden = f"import sys; sys.modules[{absent!r}] = None; sys.argv = ['shardserve', {command!r}]"
+    program = f"{hidden}; from shardserve_server.__main__ import main; main()"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 1
+    assert f"'{absent}', which is not installed" in done.stderr
+    assert "shardserve[server]" in done.stderr
+    assert "Traceback" not in done.stderr
