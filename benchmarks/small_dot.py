@@ -5,14 +5,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 import shardserve as ss
 from shardserve._config import check_address
+from shardserve._direct import DirectTransport
 from shardserve._exchanges import Exchange
 from shardserve._patience import Patience
-from shardserve._transport import Transport
 from shardserve_proto.frames import MEDIA_TYPE, Buffer
 
 from .children import LocalJax
@@ -37,7 +38,7 @@ class RawExchange(Exchange[int]):
     def headers(self) -> dict[str, str]:
         return {"Accept": MEDIA_TYPE, "Content-Type": MEDIA_TYPE, "Content-Length": str(self.body_bytes)}
 
-    def _feed(self, piece: bytes) -> None:
+    def _feed(self, piece: bytes | memoryview) -> None:
         self._received_bytes += len(piece)
 
     def _finish(self) -> int:
@@ -57,13 +58,13 @@ def measure(client: ss.Client, echo_url: str, jax: LocalJax, *, rounds: int, cal
     x, y = small_vectors()
     expected = fingerprint(np.dot(x, y))
     frame = client._outgoing_kernel("dot", (x, y), {}, {}).frame()
-    echo, server = Transport(check_address(echo_url, None, allow_insecure=False)), client._transport
+    echo, server = DirectTransport(check_address(echo_url, None, allow_insecure=False)), client._transport
 
     def ours() -> list[float]:
         check(fingerprint(client.dot(x, y)), expected, OURS)
         return time_calls(lambda: client.dot(x, y), calls)
 
-    def raw(transport: Transport) -> list[float]:
+    def raw(transport: Any) -> list[float]:
         return time_calls(lambda: transport.send(RawExchange(frame), Patience(None)), calls)
 
     def local() -> list[float]:

@@ -80,6 +80,7 @@ from ._elementwise import (
 )
 from ._local_server import LocalServer
 from ._products import astype, broadcast_to, dot, einsum, identity, matmul, reshape, transpose, vecdot
+from ._progress import Progress, progress_bar
 from ._reductions import axis_index, axis_size, max, mean, min, normalize, pmax, pmean, pmin, psum, sum
 from ._transforms import jit, vmap, with_sharding_constraint, xmap
 
@@ -116,6 +117,7 @@ __all__ = [
     "P",
     "PlacementReport",
     "ProgramError",
+    "Progress",
     "QuotaExceeded",
     "Report",
     "ServerInfo",
@@ -163,6 +165,7 @@ __all__ = [
     "pmean",
     "pmin",
     "power",
+    "progress_bar",
     "psum",
     "reshape",
     "sqrt",

@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import time
-import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from shardserve_proto.errors import ShardserveError
 from shardserve_proto.messages import DeviceInfo, KernelInfo, ServerInfo
 
 from ._base import BaseClient
 from ._calls import Call, Device
-from ._config import Address
+from ._config import Address, has_proxy
+from ._direct import DirectTransport
 from ._exchanges import CallExchange, Exchange
 from ._options import CallOptions, Defaults, RunOptions
 from ._patience import Patience
 from ._requests import Outgoing
 
+if TYPE_CHECKING:
+    from ._transport import ProxiedTransport
+
 T = TypeVar("T")
+
+
+def _transport(address: Address) -> DirectTransport | ProxiedTransport:
+    if not has_proxy(address):
+        return DirectTransport(address)
+    from ._transport import ProxiedTransport  # httpx takes most of the time of an import
+
+    return ProxiedTransport(address)
 
 
 class Client(BaseClient[Any]):
@@ -28,7 +39,7 @@ class Client(BaseClient[Any]):
         url: of the server; default: SHARDSERVE_URL, else http://127.0.0.1:8000.
         api_key: default: SHARDSERVE_API_KEY. It is not sent in the clear to another host.
         allow_insecure: send it all the same, over plain HTTP.
-        mesh, precision, timeout: defaults of this client's calls.
+        mesh, precision, timeout, progress: defaults of this client's calls.
 
     Example:
         with ss.Client("https://tpu-host", api_key="…") as client:
@@ -36,12 +47,8 @@ class Client(BaseClient[Any]):
     """
 
     def _prepare(self, address: Address, defaults: Defaults) -> None:
-        from ._transport import Transport  # httpx takes most of the time of an import
-
         super()._prepare(address, defaults)
-        self._transport = Transport(address)
-        # With the transport, not with the client: copies share it.
-        weakref.finalize(self._transport, self._transport._http.close)
+        self._transport = _transport(address)
 
     def run(self, function: Callable[..., Any], *args: Any, **options: Unpack[RunOptions]) -> Any:
         """Run a function on the mesh.
@@ -51,7 +58,7 @@ class Client(BaseClient[Any]):
                 dtypes, and every operator, NumPy function and `ss` function in it becomes a step of one program.
                 `ss.xmap`, `ss.vmap` and `ss.jit` give it named axes and shardings.
             args: arrays and Python scalars, or trees of them (tuples, lists, dicts).
-            options: mesh, precision, timeout.
+            options: mesh, precision, timeout, progress.
 
         Returns: what the function returns, with NumPy arrays in it.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 from dataclasses import dataclass
+from importlib.metadata import version
 from urllib.parse import urlsplit
 
 from shardserve_proto.errors import InvalidRequest
@@ -29,14 +30,20 @@ RETRY_WAIT_S = 60.0
 RETRY_AFTER_S = 1.0
 #: Below the server's own limit for idle connections, so that a reused one is alive.
 KEEP_ALIVE_S = 30.0
+#: Idle connections that a client keeps.
 CONNECTIONS = 256
 
-#: A body up to this size goes out as one `bytes`; a larger one as views of at most PIECE_BYTES each.
+#: A body up to this size goes out as one `bytes`; a larger one as views of the caller's memory.
 SMALL_BODY_BYTES = 64 * 1024
-PIECE_BYTES = 1024 * 1024
+#: Most of one send and one receive. httpx copies a larger view again and again on its way into the socket.
+PIECE_BYTES = 4 * 1024 * 1024
+HTTPX_PIECE_BYTES = 1024 * 1024
 #: A larger body waits for the server's word that it will read it, but no longer than EXPECT_WAIT_S.
 EXPECT_BYTES = 1024 * 1024
 EXPECT_WAIT_S = 1.0
+#: Progress is told of bodies over this size, once in so many seconds.
+PROGRESS_BYTES = 1024 * 1024
+PROGRESS_S = 0.1
 #: Largest answer that is JSON: an error, a list of kernels.
 JSON_REPLY_BYTES = 4 * 1024 * 1024
 
@@ -103,6 +110,24 @@ def _scheme_and_host(url: str) -> tuple[str, str]:
     if parts.username is not None or parts.query or parts.fragment:
         raise InvalidRequest("the address of a server holds no user, query or fragment; a key is given as api_key=")
     return parts.scheme, host
+
+
+def request_fields(address: Address) -> dict[str, str]:
+    """The header fields of every request to this address."""
+    fields = {"User-Agent": f"shardserve-python/{version('shardserve')}", "Accept-Encoding": "identity"}
+    if address.api_key is not None:
+        fields["Authorization"] = f"Bearer {address.api_key}"
+    return fields
+
+
+def has_proxy(address: Address) -> bool:
+    """Whether the environment puts a proxy in between; none stands between two processes of one host."""
+    if address.is_loopback:
+        return False
+    from urllib.request import getproxies, proxy_bypass  # takes a while to import
+
+    parts = urlsplit(address.url)
+    return not {parts.scheme, "all"}.isdisjoint(getproxies()) and not proxy_bypass(parts.hostname or "")
 
 
 def _is_loopback(host: str) -> bool:

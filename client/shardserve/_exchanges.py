@@ -9,11 +9,13 @@ from shardserve_proto.errors import BadReply
 from shardserve_proto.frames import MEDIA_TYPE, Buffer
 from shardserve_proto.messages import Report
 
-from ._config import PIECE_BYTES, SMALL_BODY_BYTES
+from ._config import HTTPX_PIECE_BYTES, SMALL_BODY_BYTES
+from ._progress import Meter, ProgressCallback
 from ._replies import FrameReader, check_json_size, read_error, read_json
 from ._requests import Outgoing
 
 R = TypeVar("R")
+NOWHERE = memoryview(bytearray())
 
 
 class Exchange(Generic[R]):
@@ -23,17 +25,21 @@ class Exchange(Generic[R]):
         method, path: of the request.
         buffers: of its body, to be sent one after another.
         timeout_s: seconds for all tries together.
+        progress: is told how far large bodies are.
     """
 
     method = "GET"
     path = "/"
     timeout_s: float | None = None
+    progress: ProgressCallback | None = None
 
     def __init__(self) -> None:
         self.buffers: list[Buffer] = []
         self._status = 0
         self._retry_after: str | None = None
         self._text = bytearray()
+        self._sending: Meter | None = None
+        self._receiving: Meter | None = None
 
     @property
     def body_bytes(self) -> int:
@@ -41,6 +47,21 @@ class Exchange(Generic[R]):
 
     def headers(self) -> dict[str, str]:
         return {"Accept": "application/json"}
+
+    def begin_sending(self) -> None:
+        """The body is about to be sent, perhaps again."""
+        self._sending = Meter.of(self.progress, "sent", self.body_bytes)
+
+    def sent(self, nbytes: int) -> None:
+        """So many more bytes of the body are on their way."""
+        if self._sending is not None:
+            self._sending.moved(nbytes)
+
+    def failed(self) -> None:
+        """This try ended without an answer; a progress bar is not left standing."""
+        stop = getattr(self.progress, "stop", None)
+        if stop is not None:
+            stop()
 
     def begin(self, status: int, headers: Mapping[str, str]) -> None:
         """The head of an answer is here.
@@ -51,17 +72,27 @@ class Exchange(Generic[R]):
         self._status = status
         self._retry_after = headers.get("retry-after")
         self._text.clear()
+        self._receiving = None
         if headers.get("content-encoding", "identity") != "identity":
             raise BadReply("the server's answer is compressed, which was not asked for")
         if status == 200:
             self._begin(headers)
 
-    def feed(self, piece: bytes) -> None:
+    def feed(self, piece: bytes | memoryview) -> None:
         """The next bytes of the answer's body."""
         if self._status == 200:
             self._feed(piece)
         else:
             self._collect(piece)
+        if self._receiving is not None:
+            self._receiving.moved(len(piece))
+
+    def room(self) -> memoryview:
+        """Where the next bytes of the body may be put instead of being fed; empty where that is nowhere."""
+        return NOWHERE
+
+    def filled(self, nbytes: int) -> None:
+        """So many bytes were put there."""
 
     def finish(self) -> R:
         """The answer, once it is complete.
@@ -73,14 +104,14 @@ class Exchange(Generic[R]):
             raise read_error(self._status, bytes(self._text), self._retry_after)
         return self._finish()
 
-    def _collect(self, piece: bytes) -> None:
+    def _collect(self, piece: bytes | memoryview) -> None:
         check_json_size(len(self._text) + len(piece))
         self._text += piece
 
     def _begin(self, headers: Mapping[str, str]) -> None:
         pass
 
-    def _feed(self, piece: bytes) -> None:
+    def _feed(self, piece: bytes | memoryview) -> None:
         self._collect(piece)
 
     def _finish(self) -> R:
@@ -109,12 +140,27 @@ class CallExchange(Exchange[tuple[list[Any], Report, int]]):
     def __init__(self, outgoing: Outgoing) -> None:
         super().__init__()
         self.buffers = outgoing.frame()
+        self._body_bytes = sum(map(len, self.buffers))  # flat buffers of bytes
         self.timeout_s = outgoing.timeout_s
+        self.progress = outgoing.progress
         self._expected = outgoing.expected
         self._reader: FrameReader | None = None
 
+    @property
+    def body_bytes(self) -> int:
+        return self._body_bytes
+
     def headers(self) -> dict[str, str]:
-        return {"Accept": MEDIA_TYPE, "Content-Type": MEDIA_TYPE, "Content-Length": str(self.body_bytes)}
+        return {"Accept": MEDIA_TYPE, "Content-Type": MEDIA_TYPE, "Content-Length": str(self._body_bytes)}
+
+    def room(self) -> memoryview:
+        return self._reader.room() if self._reader is not None else NOWHERE
+
+    def filled(self, nbytes: int) -> None:
+        assert self._reader is not None  # noqa: S101 - it gave the room
+        self._reader.filled(nbytes)
+        if self._receiving is not None:
+            self._receiving.moved(nbytes)
 
     def _begin(self, headers: Mapping[str, str]) -> None:
         given = headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -123,8 +169,9 @@ class CallExchange(Exchange[tuple[list[Any], Report, int]]):
         declared = headers.get("content-length", "")
         is_number = declared.isascii() and declared.isdigit() and len(declared) < 20
         self._reader = FrameReader(self._expected, declared_bytes=int(declared) if is_number else None)
+        self._receiving = Meter.of(self.progress, "received", int(declared)) if is_number else None
 
-    def _feed(self, piece: bytes) -> None:
+    def _feed(self, piece: bytes | memoryview) -> None:
         assert self._reader is not None  # noqa: S101 - set by _begin
         self._reader.feed(piece)
 
@@ -142,8 +189,8 @@ def whole_or_pieces(exchange: Exchange[Any]) -> bytes | list[Buffer]:
 
 
 def pieces(buffers: list[Buffer]) -> Iterator[memoryview]:
-    """Views of at most 1 MiB: a larger one is copied again and again on its way into the socket."""
+    """Views of at most 1 MiB, for httpx."""
     for buffer in buffers:
         view = memoryview(buffer).cast("B")
-        for start in range(0, len(view), PIECE_BYTES):
-            yield view[start : start + PIECE_BYTES]
+        for start in range(0, len(view), HTTPX_PIECE_BYTES):
+            yield view[start : start + HTTPX_PIECE_BYTES]

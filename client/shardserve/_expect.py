@@ -1,4 +1,4 @@
-"""`Expect: 100-continue` under httpx, which sends that header but does not wait.
+"""`Expect: 100-continue` under httpx for asyncio, which sends that header but does not wait.
 
 Streams of its pool are wrapped: behind a head with the header the first write of the body waits for the server's word.
 An answer that comes instead (401, 413, 503) is kept for the next read, and the write fails, which makes httpcore go on
@@ -31,63 +31,6 @@ def refuses(answer: bytes) -> bool:
     return not answer.startswith(b"HTTP/1.1 1")
 
 
-class _Stream(httpcore.NetworkStream):
-    def __init__(self, stream: httpcore.NetworkStream) -> None:
-        self._stream = stream
-        self._early = b""
-        self._has_asked = False
-
-    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        if self._early:
-            data, self._early = self._early[:max_bytes], self._early[max_bytes:]
-            return data
-        return self._stream.read(max_bytes, timeout)
-
-    def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        if self._has_asked:
-            self._has_asked = False
-            self._wait()
-        self._stream.write(buffer, timeout)
-        self._has_asked = asks(buffer)
-
-    def _wait(self) -> None:
-        try:
-            while len(self._early) < _ENOUGH:
-                piece = self._stream.read(_READ_BYTES, EXPECT_WAIT_S)
-                self._early += piece
-                if not piece:
-                    break
-        except httpcore.ReadTimeout:
-            return  # a server, or something in between, that does not know the header
-        if refuses(self._early):
-            raise httpcore.WriteError("the server answered before the body was sent")
-
-    def close(self) -> None:
-        self._stream.close()
-
-    def start_tls(
-        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
-    ) -> httpcore.NetworkStream:
-        return _Stream(self._stream.start_tls(ssl_context, server_hostname, timeout))
-
-    def get_extra_info(self, info: str) -> Any:
-        return self._stream.get_extra_info(info)
-
-
-class ExpectingBackend(httpcore.SyncBackend):
-    """Connections that wait for the server's word before a large body."""
-
-    def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,
-        local_address: str | None = None,
-        socket_options: Iterable[Any] | None = None,
-    ) -> httpcore.NetworkStream:
-        return _Stream(super().connect_tcp(host, port, timeout, local_address, socket_options))
-
-
 class _AsyncStream(httpcore.AsyncNetworkStream):
     def __init__(self, stream: httpcore.AsyncNetworkStream) -> None:
         self._stream = stream
@@ -115,7 +58,7 @@ class _AsyncStream(httpcore.AsyncNetworkStream):
                 if not piece:
                     break
         except httpcore.ReadTimeout:
-            return
+            return  # a server, or something in between, that does not know the header
         if refuses(self._early):
             raise httpcore.WriteError("the server answered before the body was sent")
 
@@ -132,7 +75,7 @@ class _AsyncStream(httpcore.AsyncNetworkStream):
 
 
 class AsyncExpectingBackend(httpcore.AnyIOBackend):
-    """The same for asyncio."""
+    """Connections that wait for the server's word before a large body."""
 
     async def connect_tcp(
         self,

@@ -11,6 +11,7 @@ from shardserve_proto.errors import InvalidRequest, ProgramError, nearest
 from shardserve_proto.messages import Precision
 from shardserve_proto.specs import P, WireMesh
 
+from ._progress import ProgressCallback
 from ._specs import read_mesh
 
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
@@ -23,11 +24,14 @@ class RunOptions(TypedDict, total=False):
         mesh: a mesh's name, or its axes and sizes, one of which may be -1; default: that of the block or the client.
         precision: of float32 products and totals: "highest" (default), "high" or "default".
         timeout: seconds until the call gives up, from its start.
+        progress: a function that is told with a `Progress` how far bodies over 1 MiB are, about ten times a second and
+            at the end of each; `ss.progress_bar()` shows a bar.
     """
 
     mesh: str | Mapping[str, int] | Sequence[tuple[str, int]] | None
     precision: Precision
     timeout: float | None
+    progress: ProgressCallback | None
 
 
 class CallOptions(RunOptions, total=False):
@@ -62,6 +66,7 @@ class Defaults:
     mesh: WireMesh | None = None
     precision: Precision = "highest"
     timeout_s: float | None = None
+    progress: ProgressCallback | None = None
 
     def updated(self, options: Mapping[str, Any]) -> Defaults:
         """These defaults with the options that are given.
@@ -69,7 +74,7 @@ class Defaults:
         Raises:
             ShardingError: no mesh.
             ProgramError: an unknown precision.
-            InvalidRequest: a timeout that is no positive number.
+            InvalidRequest: a timeout that is no positive number, or a progress that cannot be called.
         """
         changes: dict[str, Any] = {}
         if options.get("mesh") is not None:
@@ -78,7 +83,9 @@ class Defaults:
             changes["precision"] = check_precision(options["precision"])
         if "timeout" in options:
             changes["timeout_s"] = check_timeout(options["timeout"])
-        return replace(self, **changes)
+        if "progress" in options:
+            changes["progress"] = check_progress(options["progress"])
+        return replace(self, **changes) if changes else self
 
 
 def check_precision(value: Any) -> Precision:
@@ -97,3 +104,9 @@ def check_timeout(value: Any) -> float | None:
     if not is_number or not math.isfinite(value) or value <= 0:
         raise InvalidRequest(f"timeout is a positive number of seconds, or None, not {value!r}")
     return float(value)
+
+
+def check_progress(value: Any) -> ProgressCallback | None:
+    if value is not None and not callable(value):
+        raise InvalidRequest(f"progress is a function of one argument, or None, not {value!r}")
+    return value  # type: ignore[no-any-return]

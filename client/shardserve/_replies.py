@@ -26,6 +26,7 @@ from ._config import JSON_REPLY_BYTES
 
 T = TypeVar("T")
 _MESSAGE_LENGTH = 2000
+_NOWHERE = memoryview(bytearray())
 
 
 class FrameReader:
@@ -47,7 +48,19 @@ class FrameReader:
         self._segment = 0
         self.received_bytes = 0
 
-    def feed(self, piece: bytes) -> None:
+    def room(self) -> memoryview:
+        """The rest of the array that the next bytes belong to; empty where they are something else."""
+        if self._layout is None or self._segment == len(self._targets):
+            return _NOWHERE
+        position = self.received_bytes - self._layout.offsets[self._segment]
+        return self._targets[self._segment][position:] if position >= 0 else _NOWHERE
+
+    def filled(self, nbytes: int) -> None:
+        """So many bytes were put at the start of `room()`."""
+        self.received_bytes += nbytes
+        self._advance()
+
+    def feed(self, piece: bytes | memoryview) -> None:
         """Take the next bytes.
 
         Raises:
@@ -117,8 +130,14 @@ class FrameReader:
             taken = self._take_gap(view, start) or self._take_data(view, start)
             view = view[taken:]
             self.received_bytes += taken
-            while self._segment < len(layout.sizes) and self.received_bytes >= self._end(layout):
-                self._segment += 1
+            self._advance()
+
+    def _advance(self) -> None:
+        """Go to the segment that the next bytes belong to."""
+        layout = self._layout
+        assert layout is not None  # noqa: S101 - set by _begin
+        while self._segment < len(layout.sizes) and self.received_bytes >= self._end(layout):
+            self._segment += 1
 
     def _end(self, layout: Layout) -> int:
         return layout.offsets[self._segment] + layout.sizes[self._segment]

@@ -23,6 +23,7 @@ from ._kernel_axes import kernel_mapping, without_labels
 from ._lru import Remembered
 from ._options import Defaults
 from ._params import wire_params
+from ._progress import ProgressCallback
 from ._specs import read_shardings
 from ._tracing import significant
 from ._tree import LEAF, Tree, flatten, unflatten
@@ -39,6 +40,7 @@ class Outgoing:
         expected: abstract results; None when only the server knows.
         rebuild: puts the results together.
         timeout_s: seconds for all of it.
+        progress: is told how far large bodies are.
     """
 
     title: str
@@ -47,6 +49,7 @@ class Outgoing:
     expected: tuple[Aval, ...] | None
     rebuild: Callable[[Sequence[Any]], Any]
     timeout_s: float | None
+    progress: ProgressCallback | None = None
 
     def frame(self) -> list[Buffer]:
         """The body, as buffers to send one after another."""
@@ -87,11 +90,12 @@ def kernel_call(
     wired = wire_params(kernel, params)
     if kernel in BUILTIN:
         wired = significant(kernel, wired)
-    setting = _setting(kernel, wired, leaves, options, defaults.updated(options))
+    defaults = defaults.updated(options)
+    setting = _setting(kernel, wired, leaves, options, defaults)
     # 1, 1.0 and True are equal keys, but not equal parameters: hence repr.
     key = (kernel, repr(wired), describe(leaves), setting)
     header, expected = _headers.get(key, lambda: _kernel_header(kernel, wired, leaves, setting))
-    return Outgoing(kernel, header, leaves, expected, _only, setting.timeout_s)
+    return Outgoing(kernel, header, leaves, expected, _only, setting.timeout_s, defaults.progress)
 
 
 def _check_count(leaves: Sequence[Leaf]) -> None:
@@ -181,7 +185,8 @@ def function_call(function: Any, args: tuple[Any, ...], options: Mapping[str, An
     key = (program, setting)  # a program is one object for all calls of the same form
     header, _ = _headers.get(key, lambda: (_encode(program.program, leaves, setting), None))
     title = getattr(function, "__name__", type(function).__name__)
-    return Outgoing(title, header, leaves, program.outputs, _rebuilder(program), setting.timeout_s)
+    rebuild = _rebuilder(program)
+    return Outgoing(title, header, leaves, program.outputs, rebuild, setting.timeout_s, defaults.progress)
 
 
 def _rebuilder(program: TracedFunction) -> Callable[[Sequence[Any]], Any]:

@@ -1,17 +1,16 @@
-"""The wire under the client: the only file that imports httpx.
+"""The wire by httpx, and the only file that imports it: for asyncio, and for what is behind a proxy of the environment.
 
 httpx keeps its pool of connections to itself, so the pool here is httpcore's own, with streams that know
-`Expect: 100-continue` (see `_expect.py`). Behind a proxy of the environment it is httpx's.
+`Expect: 100-continue` (see `_expect.py`). Behind a proxy it is httpx's.
 """
 
 from __future__ import annotations
 
 import ssl
+import weakref
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
 from typing import Any, TypeVar
-from urllib.request import getproxies
 
 import httpcore
 import httpx
@@ -26,22 +25,24 @@ from ._config import (
     READ_TIMEOUT_S,
     WRITE_TIMEOUT_S,
     Address,
+    has_proxy,
+    request_fields,
 )
 from ._exchanges import Exchange, pieces, whole_or_pieces
-from ._expect import HEADER, AsyncExpectingBackend, ExpectingBackend
+from ._expect import HEADER, AsyncExpectingBackend
 from ._patience import Patience
 
 R = TypeVar("R")
 
 
-class Transport:
-    """Connections of a blocking client; threads share them."""
+class ProxiedTransport:
+    """Connections of a blocking client through a proxy; threads share them. Others are in `_direct.py`."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
-        self._expects = not _has_proxy(address)
-        pool = _Pool(**_pool_settings(address)) if self._expects else None
-        self._http = httpx.Client(**_settings(address), transport=pool)
+        self._http = httpx.Client(**_settings(address))
+        # With the transport, not with the client: copies share it.
+        weakref.finalize(self, self._http.close)
 
     def send(self, exchange: Exchange[R], patience: Patience) -> R:
         """One try.
@@ -50,7 +51,7 @@ class Transport:
             TransportError: the answer did not come.
             ShardserveError: the answer is an error.
         """
-        with _named(self._address, patience):
+        with _named(self._address, patience), _told(exchange):
             request = self._request(exchange, patience)
             response = self._http.send(request, stream=True)
             try:
@@ -64,12 +65,12 @@ class Transport:
 
     def _request(self, exchange: Exchange[Any], patience: Patience) -> httpx.Request:
         body = whole_or_pieces(exchange)
-        content: Any = body if isinstance(body, bytes) else _watched(pieces(body), patience)
+        content: Any = body if isinstance(body, bytes) else _watched(exchange, pieces(body), patience)
         return self._http.build_request(
             exchange.method,
             self._address.url + exchange.path,
             content=content or None,
-            headers=_headers(exchange, expects=self._expects),
+            headers=_headers(exchange, expects=False),
             timeout=_timeouts(patience),
         )
 
@@ -83,13 +84,13 @@ class AsyncTransport:
 
     def __init__(self, address: Address) -> None:
         self._address = address
-        self._expects = not _has_proxy(address)
+        self._expects = not has_proxy(address)
         pool = _AsyncPool(**_pool_settings(address)) if self._expects else None
         self._http = httpx.AsyncClient(**_settings(address), transport=pool)
 
     async def send(self, exchange: Exchange[R], patience: Patience) -> R:
         """One try; raises as `Transport.send`."""
-        with _named(self._address, patience):
+        with _named(self._address, patience), _told(exchange):
             request = self._request(exchange, patience)
             response = await self._http.send(request, stream=True)
             try:
@@ -103,7 +104,7 @@ class AsyncTransport:
 
     def _request(self, exchange: Exchange[Any], patience: Patience) -> httpx.Request:
         body = whole_or_pieces(exchange)
-        content: Any = body if isinstance(body, bytes) else _async(_watched(pieces(body), patience))
+        content: Any = body if isinstance(body, bytes) else _async(_watched(exchange, pieces(body), patience))
         return self._http.build_request(
             exchange.method,
             self._address.url + exchange.path,
@@ -121,23 +122,15 @@ def _headers(exchange: Exchange[Any], *, expects: bool) -> dict[str, str]:
     return exchange.headers() | (HEADER if expects and exchange.body_bytes > EXPECT_BYTES else {})
 
 
-def _has_proxy(address: Address) -> bool:
-    """Whether the environment may put a proxy in between; none stands between two processes of one host."""
-    return not address.is_loopback and bool(getproxies())
-
-
 def _settings(address: Address) -> dict[str, Any]:
-    headers = {"User-Agent": f"shardserve-python/{version('shardserve')}", "Accept-Encoding": "identity"}
-    if address.api_key is not None:
-        headers["Authorization"] = f"Bearer {address.api_key}"
     limits = httpx.Limits(
         max_connections=CONNECTIONS, max_keepalive_connections=CONNECTIONS, keepalive_expiry=KEEP_ALIVE_S
     )
     return {
-        "headers": headers,
+        "headers": request_fields(address),
         "limits": limits,
         "follow_redirects": False,  # the key goes to this host and no other
-        "trust_env": _has_proxy(address),
+        "trust_env": has_proxy(address),
     }
 
 
@@ -162,15 +155,27 @@ def _timeouts(patience: Patience) -> httpx.Timeout:
     return httpx.Timeout(remaining, connect=min(CONNECT_TIMEOUT_S, remaining))
 
 
-def _watched(views: Iterator[memoryview], patience: Patience) -> Iterator[memoryview]:
+def _watched(exchange: Exchange[Any], views: Iterator[memoryview], patience: Patience) -> Iterator[memoryview]:
+    exchange.begin_sending()
     for view in views:
         patience.remaining_s()
         yield view
+        exchange.sent(len(view))
 
 
 async def _async(views: Iterator[memoryview]) -> AsyncIterator[memoryview]:
     for view in views:
         yield view
+
+
+@contextmanager
+def _told(exchange: Exchange[Any]) -> Iterator[None]:
+    """The exchange learns of its end when no answer came."""
+    try:
+        yield
+    except BaseException:
+        exchange.failed()
+        raise
 
 
 @contextmanager
@@ -220,31 +225,6 @@ def _core_request(request: httpx.Request) -> httpcore.Request:
         content=request.stream,
         extensions=request.extensions,
     )
-
-
-class _Body(httpx.SyncByteStream):
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-
-    def __iter__(self) -> Iterator[bytes]:
-        with _as_httpx():
-            yield from self._stream
-
-    def close(self) -> None:
-        self._stream.close()
-
-
-class _Pool(httpx.BaseTransport):
-    def __init__(self, **settings: Any) -> None:
-        self._pool = httpcore.ConnectionPool(**settings, network_backend=ExpectingBackend())
-
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        with _as_httpx():
-            found = self._pool.handle_request(_core_request(request))
-        return httpx.Response(found.status, headers=found.headers, stream=_Body(found.stream))
-
-    def close(self) -> None:
-        self._pool.close()
 
 
 class _AsyncBody(httpx.AsyncByteStream):
