@@ -98,6 +98,20 @@ class Settings(BaseSettings):
     engine_start_timeout_s: Seconds = _setting(180.0, unit="s", meaning="an engine must be ready by then")
     stop_grace_s: Seconds = _setting(10.0, unit="s", meaning="running calls may finish so long at a stop")
     keep_alive_s: Annotated[int, Field(ge=1)] = _setting(75, unit="s", meaning="an idle connection is closed after it")
+    head_bytes: Bytes = _setting(ByteSize(32 * 1024), unit="bytes", meaning="largest head of a request")
+    head_fields: Count = _setting(100, unit="fields", meaning="header fields that a request may have")
+    head_timeout_s: Seconds = _setting(10.0, unit="s", meaning="a request's head must be here so long after it began")
+    body_grace_s: Seconds = _setting(
+        30.0, unit="s", meaning="a body must be here after it and the time that body_min_rate gives"
+    )
+    body_min_rate: Bytes = _setting(ByteSize(256 * 1024), unit="bytes/s", meaning="slowest upload that is waited for")
+    send_timeout_s: Seconds = _setting(
+        60.0, unit="s", meaning="a client that takes less than send_min_rate for so long is cut off"
+    )
+    send_min_rate: Bytes = _setting(ByteSize(4 * 1024), unit="bytes/s", meaning="slowest download that is waited for")
+    connections: Count = _setting(
+        4096, unit="connections", meaning="open at once; a new one then takes the place of an idle one"
+    )
     event_loop: Literal["uvloop", "asyncio"] = _setting("uvloop", meaning="the front's event loop")
 
     @field_validator("meshes", mode="before")

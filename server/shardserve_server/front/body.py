@@ -9,11 +9,12 @@ from starlette.types import Receive, Scope
 
 from shardserve_proto.errors import BadFrame, InvalidRequest, LengthRequired, TooLarge, UnsupportedMediaType
 
+from .connection import connection_of
+from .receive import BULK_BYTES, ClientGone
+
+__all__ = ["BodyReader", "ClientGone", "check_media_type", "content_length", "headers_of"]
+
 DIGITS = frozenset(b"0123456789")
-
-
-class ClientGone(Exception):
-    """The client closed the connection before its request was complete; there is nobody to answer."""
 
 
 def headers_of(scope: Scope) -> Mapping[bytes, bytes]:
@@ -61,10 +62,13 @@ class BodyReader:
 
     Arguments:
         length: the declared length.
+        scope: of the request; with it, large pieces come straight from the connection where that can be.
     """
 
-    def __init__(self, receive: Receive, *, length: int) -> None:
+    def __init__(self, receive: Receive, *, length: int, scope: Scope | None = None) -> None:
         self._receive = receive
+        self._extensions = scope.get("extensions") if scope is not None else None
+        self._connection = connection_of(scope) if scope is not None else None
         self._chunk = memoryview(b"")
         self._has_more = True
         self.unread_bytes = length
@@ -84,6 +88,9 @@ class BodyReader:
         """Fill the target with the next bytes; raises as `read` does."""
         position = 0
         while position < len(target):
+            if not self._chunk and self._has_more and self._is_bulk(len(target) - position):
+                position += await self._fill(target[position:])
+                continue
             piece = await self._next(len(target) - position)
             target[position : position + len(piece)] = piece
             position += len(piece)
@@ -91,6 +98,16 @@ class BodyReader:
     async def read_all(self) -> bytes:
         """The rest of the body."""
         return await self.read(self.unread_bytes)
+
+    def _is_bulk(self, nbytes: int) -> bool:
+        return nbytes >= BULK_BYTES and self._connection is not None
+
+    async def _fill(self, target: memoryview) -> int:
+        assert self._connection is not None  # noqa: S101 - see _is_bulk
+        nbytes = await self._connection.fill(self._extensions, target)
+        self.unread_bytes -= nbytes
+        self._has_more = nbytes == len(target) and self.unread_bytes > 0
+        return nbytes
 
     async def _next(self, most: int) -> memoryview:
         while not self._chunk:

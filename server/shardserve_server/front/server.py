@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -16,6 +17,7 @@ from fastapi import FastAPI
 from ..settings import BadSetting, Settings
 from .app import create_app
 from .auth import load_keys
+from .limits import ConnectionLimits
 from .protocol import FrontProtocol
 from .telemetry import configure_logging
 
@@ -68,7 +70,7 @@ def url_of(listener: socket.socket) -> str:
 def make_server(app: FastAPI, settings: Settings, *, on_listening: Callable[[], None] = lambda: None) -> FrontServer:
     """The server of an app."""
     options: dict[str, Any] = {
-        "http": FrontProtocol,
+        "http": partial(FrontProtocol, limits=ConnectionLimits.of(settings)),
         "ws": "none",
         "loop": settings.event_loop,
         "lifespan": "on",

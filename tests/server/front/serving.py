@@ -236,6 +236,22 @@ def read_answer(stream: socket.socket) -> Answer:
     return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
 
 
+def read_one(stream: socket.socket) -> Answer:
+    """One response of several on the same socket; http.client would read into the next."""
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        byte = stream.recv(1)
+        if not byte:
+            raise EOFError(head)
+        head += byte
+    lines = head.decode().split("\r\n")
+    headers = dict(line.lower().split(": ", 1) for line in lines[1:] if line)
+    body = b""
+    while len(body) < int(headers["content-length"]):
+        body += stream.recv(int(headers["content-length"]) - len(body))
+    return Answer(int(lines[0].split()[1]), headers, body)
+
+
 @contextmanager
 def serving(
     *,

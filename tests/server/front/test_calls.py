@@ -15,7 +15,7 @@ from shardserve_proto.frames import MEDIA_TYPE, PRELUDE, lay_out
 from shardserve_server.link.buffers import BufferPool
 from shardserve_server.settings import Settings
 
-from .serving import Served, error_of, eventually, frame, post_head, read_answer, serving
+from .serving import Served, error_of, eventually, frame, post_head, read_answer, read_one, serving
 
 MIB = 2**20
 
@@ -153,6 +153,7 @@ def test_bytes_behind_a_body_are_refused_as_the_request_that_they_are_not(front:
     body = frame("identity", np.arange(3.0))
     with socket.create_connection(("127.0.0.1", front.port), timeout=10) as stream:
         stream.sendall(post_head("/v1/call", len(body)) + body + b"\x00" * 100)
+        assert read_one(stream).status == 200, "the request itself is whole, and has its own answer"
         answer = read_answer(stream)
         assert (answer.status, answer.code, answer.headers["connection"]) == (400, "bad_request", "close")
         assert stream.recv(1) == b""
@@ -337,22 +338,7 @@ def test_pipelined_calls_are_answered_in_order(front: Served) -> None:
         stream.sendall(b"".join(post_head("/v1/call", len(body)) + body for body in bodies))
         stream_file = stream
         for array in sent:
-            np.testing.assert_array_equal(_read_one(stream_file).arrays[0], array)
-
-
-def _read_one(stream: socket.socket):  # type: ignore[no-untyped-def]
-    """One response of several on the same socket; http.client would buffer into the next."""
-    from .serving import Answer
-
-    head = b""
-    while not head.endswith(b"\r\n\r\n"):
-        head += stream.recv(1)
-    lines = head.decode().split("\r\n")
-    headers = dict(line.lower().split(": ", 1) for line in lines[1:] if line)
-    body = b""
-    while len(body) < int(headers["content-length"]):
-        body += stream.recv(int(headers["content-length"]) - len(body))
-    return Answer(int(lines[0].split()[1]), headers, body)
+            np.testing.assert_array_equal(read_one(stream_file).arrays[0], array)
 
 
 def test_an_error_can_be_read_back_as_its_class(front: Served) -> None:

@@ -29,7 +29,7 @@ class CallEndpoint:
         check_media_type(headers, MEDIA_TYPE)
         length = content_length(headers, limit=self._body_bytes)
         self._calls.engine.check_ready()
-        body = BodyReader(receive, length=length)
+        body = BodyReader(receive, length=length, scope=scope)
         header, head = await self._read_head(body, length)
         upload = self._calls.prepare(head)
         try:
