@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from .dtypes import dtype_named
 from .errors import BadFrame, ProgramError, TooLarge
@@ -15,6 +16,8 @@ from .programs import Constant, Mapping, Program, WireModel, check_extent
 from .specs import Name, WireMesh, WireSpec, check_shape
 
 Precision: TypeAlias = Literal["highest", "high", "default"]
+#: Bytes of an array's id, which its client draws at random; paths and JSON write it as twice as many hex digits.
+ID_BYTES = 16
 
 
 class Segment(WireModel):
@@ -31,7 +34,43 @@ class SegmentArgument(WireModel):
     segment: Annotated[int, Field(ge=0)]
 
 
-Argument: TypeAlias = SegmentArgument | Constant
+class ArrayArgument(WireModel):
+    """An argument that is on the devices already: a row of the call's ids."""
+
+    array: Annotated[int, Field(ge=0)]
+
+
+Argument: TypeAlias = SegmentArgument | ArrayArgument | Constant
+
+
+def _check_label(name: object) -> object:
+    if isinstance(name, str) and not LABEL.fullmatch(name):
+        raise ValueError(
+            "an array's name is 1 to 64 letters, digits and any of . _ / : -, beginning with a letter or digit"
+        )
+    return name
+
+
+LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:-]{0,63}")
+Label: TypeAlias = Annotated[str, BeforeValidator(_check_label)]
+
+
+class Keep(WireModel):
+    """A result that stays on the devices.
+
+    Attributes:
+        array: the row of the call's ids that holds its id.
+        name: a label for it in its owner's own space.
+        replace: move the label from the array that has it.
+        ttl_s: its lease in seconds, renewed by each use; absent, the server's own.
+        pinned: no lease, and a host copy that outlives the engine.
+    """
+
+    array: Annotated[int, Field(ge=0)]
+    name: Label | None = None
+    replace: bool = False
+    ttl_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    pinned: bool = False
 
 
 class CallRequest(WireModel):
@@ -44,6 +83,9 @@ class CallRequest(WireModel):
         out_shardings: one spec for each output.
         precision: of float32 products and totals.
         timeout_s: seconds that the caller waits, from the arrival of the request.
+        ids: the segment that holds the ids of all arrays of the call, uint8 of shape (arrays, 16). They are bytes and
+            no part of the header, so that equal calls have equal headers, which both sides remember.
+        results: for each output, None for its data or what to keep; absent, all data.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
@@ -57,17 +99,27 @@ class CallRequest(WireModel):
     out_shardings: Annotated[tuple[WireSpec, ...], Field(max_length=LIMITS.segments, fail_fast=True)] | None = None
     precision: Precision = "highest"
     timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    result: Literal["data"] = "data"
+    ids: Annotated[int, Field(ge=0)] | None = None
+    results: Annotated[tuple[Keep | None, ...], Field(max_length=LIMITS.segments, fail_fast=True)] | None = None
+
+    def kept(self) -> tuple[Keep | None, ...]:
+        """For each output, what to keep of it."""
+        return (None,) * len(self.program.outputs) if self.results is None else self.results
 
 
 class PlacementReport(WireModel):
-    """Where one array lay: its spec, and the rows that each device held (padding included)."""
+    """Where one array lay: its spec, and the rows that each device held (padding included).
+
+    Attributes:
+        moved: a resident array that lay elsewhere, and was brought here for this call alone.
+    """
 
     dtype: str
     shape: tuple[int, ...]
     spec: WireSpec
     padded_shape: tuple[int, ...]
     shard_shape: tuple[int, ...]
+    moved: bool = False
 
 
 class Report(WireModel):
@@ -93,7 +145,7 @@ class Report(WireModel):
 
 
 class CallReply(WireModel):
-    """The header of a reply: one segment for each output, and the report."""
+    """The header of a reply: one segment for each output that is data, and the report."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -149,6 +201,83 @@ class EngineInfo(WireModel):
     memory_bytes: int
     compile_cache_entries: int
     notes: tuple[str, ...]
+
+
+class ArrayInfo(WireModel):
+    """One resident array, as its owner sees it.
+
+    Attributes:
+        id: 32 hex digits.
+        nbytes: of the array; device_bytes of what it takes on the devices, padding and replicas included.
+        mesh: axes and sizes; empty when it lies on one device.
+        ttl_s: its lease; None when it is pinned or declared.
+        expires_in_s: what is left of it.
+        host_bytes: of the copy that a pinned array keeps.
+        is_declared: it comes from the operator's table, and belongs to everybody.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    id: str
+    name: str | None = None
+    dtype: str
+    shape: tuple[int, ...]
+    spec: WireSpec
+    mesh: tuple[tuple[str, int], ...]
+    shard_shape: tuple[int, ...]
+    nbytes: int
+    device_bytes: int
+    age_s: float = 0.0
+    ttl_s: float | None = None
+    expires_in_s: float | None = None
+    pinned: bool = False
+    host_bytes: int = 0
+    is_declared: bool = False
+
+
+class Holder(WireModel):
+    """Who holds device memory.
+
+    Attributes:
+        what: "array" or "call".
+        id, name: of an array; only its owner is told.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    what: str
+    device_bytes: int
+    age_s: float
+    id: str | None = None
+    name: str | None = None
+    is_own: bool = True
+
+
+class MemoryInfo(WireModel):
+    """The ledger: every byte has a purpose.
+
+    Attributes:
+        device_limit_bytes: what arrays and calls may take on all devices together.
+        resident_bytes: of resident arrays, padding and replicas included; own_resident_bytes of the asking owner's.
+        reserved_bytes: for running calls: arguments, outputs and temporaries.
+        transit_bytes, transit_limit_bytes: shared buffers of uploads and results under way.
+        spare_bytes: shared buffers that stay mapped for reuse.
+        pinned_bytes: host copies of pinned arrays.
+        holders: the largest holders of device memory.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    device_limit_bytes: int
+    resident_bytes: int
+    reserved_bytes: int
+    own_resident_bytes: int
+    transit_bytes: int
+    transit_limit_bytes: int
+    spare_bytes: int
+    pinned_bytes: int
+    arrays: int
+    holders: tuple[Holder, ...]
 
 
 class ServerInfo(WireModel):
@@ -210,8 +339,30 @@ def check_call(call: CallRequest) -> None:
     for index, argument in enumerate(call.arguments):
         if isinstance(argument, SegmentArgument) and argument.segment >= len(call.segments):
             raise ProgramError(f"argument {index} refers to segment {argument.segment} of {len(call.segments)}")
+    _check_ids(call)
+    _check_count("results", call.results, len(call.program.outputs), "outputs")
     _check_count("in_shardings", call.in_shardings, len(call.arguments), "arguments")
     _check_count("out_shardings", call.out_shardings, len(call.program.outputs), "outputs")
+
+
+def _check_ids(call: CallRequest) -> None:
+    rows = [argument.array for argument in call.arguments if isinstance(argument, ArrayArgument)]
+    kept = [keep.array for keep in call.kept() if keep is not None]
+    if len(set(kept)) < len(kept) or set(kept) & set(rows):
+        raise ProgramError("each result that is kept has an id of its own, which no argument has")
+    if call.ids is None:
+        if rows or kept:
+            raise ProgramError("the call refers to arrays, but names no segment of ids")
+        return
+    if call.ids >= len(call.segments):
+        raise ProgramError(f"ids refers to segment {call.ids} of {len(call.segments)}")
+    segment = call.segments[call.ids]
+    known = segment.shape[0] if len(segment.shape) == 2 else 0
+    if segment.dtype != "uint8" or segment.shape != (known, ID_BYTES):
+        raise ProgramError(f"the segment of ids is uint8 of shape (arrays, {ID_BYTES}), not {segment.dtype}{segment.shape}")
+    for row in (*rows, *kept):
+        if row >= known:
+            raise ProgramError(f"the call refers to id {row} of {known}")
 
 
 def _check_count(field: str, values: tuple[object, ...] | None, expected: int, things: str) -> None:

@@ -91,7 +91,9 @@ def test_only_whole_messages_ignore_unknown_keys() -> None:
         ({"mesh": ""}, "mesh"),
         ({"mesh": ()}, "mesh"),
         ({"in_shardings": (None,) * 257}, "in_shardings"),
-        ({"result": "handle"}, "result"),
+        ({"results": ({"array": -1},)}, "results"),
+        ({"results": ({"array": 0, "name": "a b"},)}, "name"),
+        ({"ids": "first"}, "ids"),
     ],
     ids=lambda value: str(value)[:40],
 )

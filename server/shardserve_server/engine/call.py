@@ -18,12 +18,16 @@ import numpy as np
 from shardserve_proto.dtypes import scalar_array
 from shardserve_proto.errors import CompileTimeout, DeadlineExceeded, InternalError, OutOfMemory, ShardserveError
 from shardserve_proto.frames import encode_header
-from shardserve_proto.messages import SegmentArgument
+from shardserve_proto.messages import Keep, SegmentArgument
+from shardserve_proto.programs import Constant
 
 from .executable import Executable
-from .placement import Placed
+from .ledger import Ledger, Reservation
+from .placement import Placed, Where
 from .plan import Plan
-from .transfer import gather, slots, upload, view
+from .store import Store, Stored
+from .stream import STREAM_BYTES, Stream
+from .transfer import aliases, gather, own_copy, slots, upload, view
 
 logger = logging.getLogger(__name__)
 
@@ -31,14 +35,36 @@ Allocate = Callable[[int], memoryview]
 #: Results up to this size are gathered in the lane itself: a hop to another thread costs more. Arguments up to this
 #: size ride in the front's message, so no shared buffer waits for them.
 SMALL_BYTES = 64 * 1024
+#: How long a call without a deadline waits for running calls to make room.
+ROOM_WAIT_S = 60.0
 
 
 @dataclass(frozen=True)
 class EngineReply:
-    """A reply: the header of a frame, and one view for each segment."""
+    """A reply.
+
+    Attributes:
+        header: of a frame.
+        segments: one view for each output that is data; empty when they are read from the stream.
+        stream: large outputs, read window by window; whoever got it closes it.
+        stored: id and description of each output that was kept.
+        adopted: a kept array lies in the memory of the call's segments, which must not be written as long as it is
+            there.
+    """
 
     header: bytes
     segments: list[memoryview]
+    stream: Stream | None = None
+    stored: tuple[tuple[bytes, dict[str, Any]], ...] = ()
+    adopted: bool = False
+
+
+@dataclass
+class Surroundings:
+    """What all calls of an engine share."""
+
+    store: Store
+    ledger: Ledger
 
 
 @dataclass
@@ -46,6 +72,9 @@ class RunningCall:
     """The state of one call; one thread at a time works on it.
 
     Arguments:
+        stored: for each argument that is an array, the resident one, which the call keeps alive.
+        ids: of the arrays that the call refers to.
+        streams: whether the caller reads large results window by window.
         deadline: monotonic seconds; a call that is not launched by then never reaches the devices.
         done: called once, when the call has ended either way.
     """
@@ -56,12 +85,18 @@ class RunningCall:
     deadline: float | None
     future: Future[EngineReply]
     done: Callable[[], None]
+    around: Surroundings
+    stored: Sequence[Stored | None] = ()
+    owner: str = ""
+    ids: Sequence[bytes] = ()
+    streams: bool = False
     phases: dict[str, float] = field(default_factory=dict)
     compiled: bool = False
     is_small: bool = True
     _executable: Executable | None = None
     _arguments: Sequence[Any] = ()
     _results: Sequence[jax.Array] = ()
+    _reservation: Reservation | None = None
     _mark: float = field(default_factory=time.monotonic)
 
     def lap(self, phase: str) -> None:
@@ -79,10 +114,11 @@ class RunningCall:
             self.lap("queue")
             self._check_deadline()
             self._executable = executable
+            self._reserve(executable)
             self._arguments = self._upload(executable)
             self.lap("upload")
-            self._results = executable.compiled(*self._arguments)
-            self.is_small = sum(placed.nbytes for placed in self.plan.outputs) <= SMALL_BYTES
+            self._results = executable.run(*self._arguments)
+            self.is_small = sum(placed.nbytes for placed in self.plan.data_outputs) <= SMALL_BYTES
         except Exception as error:  # whatever it is, it becomes the caller's named error
             self.fail(error)
             return None
@@ -97,28 +133,56 @@ class RunningCall:
                 )
             raise DeadlineExceeded("the call's timeout passed while it waited for the devices; raise timeout=")
 
-    def _upload(self, executable: Executable) -> Sequence[Any]:
-        placements = self.plan.arguments
-        numbered = zip(self.plan.array_inputs, placements, strict=True)
-        arrays = [self._host_array(number, placed) for number, placed in numbered]
-        if self.plan.mesh is None and sum(placed.nbytes for placed in placements) <= SMALL_BYTES:
-            return arrays  # a compiled call takes host arrays itself, in a tenth of the time
-        return upload(arrays, placements, executable.in_shardings)
+    def _reserve(self, executable: Executable) -> None:
+        """Set aside what the call takes beside resident arrays, which are paid for; wait for room if it comes in time.
 
-    def _host_array(self, number: int, placed: Placed) -> np.ndarray[Any, Any]:
+        Raises:
+            OutOfMemory: it does not.
+        """
+        moves = zip(self.stored, executable.moves, strict=True)
+        resident = sum(stored.device_bytes for stored, move in moves if stored is not None and move is None)
+        wait_until = time.monotonic() + ROOM_WAIT_S if self.deadline is None else self.deadline
+        needed = max(0, executable.device_bytes - resident)
+        self._reservation = self.around.ledger.reserve(needed, owner=self.owner, wait_until=wait_until)
+
+    def _upload(self, executable: Executable) -> list[Any]:
+        found = [self._here(number, executable) for number in range(len(self.plan.arguments))]
+        missing = [number for number, array in enumerate(found) if array is None]
+        placements = [self.plan.arguments[number].placed for number in missing]
+        inputs = self.plan.array_inputs
+        arrays = [self._host_array(inputs[number], self.plan.arguments[number].placed) for number in missing]
+        is_small = sum(placed.nbytes for placed in placements) <= SMALL_BYTES
+        if self.plan.mesh is not None or self.plan.is_transfer or not is_small:
+            # Else a compiled call takes host arrays itself, in a tenth of the time.
+            arrays = upload(arrays, placements, [executable.in_shardings[number] for number in missing])
+        for number, array in zip(missing, arrays, strict=True):
+            found[number] = array
+        return found
+
+    def _here(self, number: int, executable: Executable) -> Any:
+        """An argument that is resident, brought to where the program takes it; None for one that is uploaded."""
+        stored, move = self.stored[number], executable.moves[number]
+        if stored is None:
+            return None
+        return stored.array if move is None else move(stored.array)
+
+    def _host_array(self, number: int, placed: Placed) -> Any:
         argument = self.plan.call.arguments[number]
-        if isinstance(argument, SegmentArgument):
-            return view(self.segments[argument.segment], placed)
-        return scalar_array(argument.scalar, placed.aval.strong_dtype)
+        if isinstance(argument, Constant):
+            return scalar_array(argument.scalar, placed.aval.strong_dtype)
+        assert isinstance(argument, SegmentArgument)  # noqa: S101 - resident arrays were found above
+        return view(self.segments[argument.segment], placed)
 
     def wait(self) -> None:
         """Block until the devices are done."""
         try:
-            jax.block_until_ready(self._results)
+            jax.block_until_ready(self._results)  # host arrays of a transfer pass through it
         except Exception as error:
             self.fail(error)
             return
-        self._arguments, self.segments = (), ()
+        self._arguments = ()
+        if not any(self.plan.kept):
+            self.segments = ()
         self.lap("run")
 
     def finish(self) -> None:
@@ -131,19 +195,46 @@ class RunningCall:
             self.fail(error)
             return
         self.future.set_result(reply)
-        self._end()
+        self._end(keeps_reservation=reply.stream is not None)
 
     def _reply(self) -> EngineReply:
         executable = self._executable
         assert executable is not None  # noqa: S101 - set before anything was launched
-        places, total = slots(self.plan.outputs)
-        memory = self.allocate(total)
-        segments = [memory[place] for place in places]
-        for result, placed, segment in zip(self._results, self.plan.outputs, segments, strict=True):
-            gather(result, placed, segment)
+        results = list(zip(self._results, executable.outputs, self.plan.kept, strict=True))
+        stored, adopted = self._keep([(array, where, keep) for array, where, keep in results if keep is not None])
+        data = [(array, where.placed) for array, where, keep in results if keep is None]
+        stream, segments = None, []
+        if self.streams and sum(placed.nbytes for _, placed in data) > STREAM_BYTES:
+            stream = Stream(data, keeps=self.stored, on_close=self._release)
+        else:
+            segments = self._gather(data)
         self.lap("gather")
         phases = {phase: round(seconds, 6) for phase, seconds in self.phases.items()}
-        return EngineReply(encode_header(executable.reply(compiled=self.compiled, phases_s=phases)), segments)
+        header = encode_header(executable.reply(self.plan, compiled=self.compiled, phases_s=phases))
+        return EngineReply(header, segments, stream, stored, adopted)
+
+    def _keep(
+        self, results: Sequence[tuple[jax.Array, Where, Keep]]
+    ) -> tuple[tuple[tuple[bytes, dict[str, Any]], ...], bool]:
+        """Keep results; whether one of them lies in the call's own segments."""
+        infos, adopted = [], False
+        for array, where, keep in results:
+            shared = aliases(array, self.segments)
+            is_split = any(shared) and not all(shared)  # half of it in the buffer would keep all of the buffer
+            adopted = adopted or all(shared)
+            owned = own_copy(array) if is_split else array
+            assert self._reservation is not None  # noqa: S101 - made at the launch
+            stored = self.around.store.keep(self.owner, self.ids[keep.array], owned, where, self._reservation)
+            infos.append((self.ids[keep.array], stored.info()))
+        return tuple(infos), adopted
+
+    def _gather(self, data: Sequence[tuple[jax.Array, Placed]]) -> list[memoryview]:
+        places, total = slots([placed for _, placed in data])
+        memory = self.allocate(total)
+        segments = [memory[place] for place in places]
+        for (result, placed), segment in zip(data, segments, strict=True):
+            gather(result, placed, segment)
+        return segments
 
     def fail(self, error: BaseException) -> None:
         """End the call with a named error; anything unforeseen is logged under an id and becomes `InternalError`."""
@@ -151,12 +242,19 @@ class RunningCall:
             self.future.set_exception(named(error))
         self._end()
 
-    def _end(self) -> None:
-        self._arguments, self.segments, self._results = (), (), ()
-        if sum(placed.nbytes for placed in self.plan.arguments) > SMALL_BYTES:
+    def _end(self, *, keeps_reservation: bool = False) -> None:
+        self._arguments, self.segments, self.stored, self._results = (), (), (), ()
+        uploaded = zip(self.plan.arguments, self.plan.residents, strict=True)
+        if sum(where.placed.nbytes for where, resident in uploaded if resident is None) > SMALL_BYTES:
             # JAX lets go of aliased host memory only when Python collects garbage; the youngest generation will do.
             gc.collect(0)
+        if not keeps_reservation:
+            self._release()
         self.done()
+
+    def _release(self) -> None:
+        if self._reservation is not None:
+            self._reservation.release()
 
 
 def named(error: BaseException) -> ShardserveError:

@@ -21,19 +21,23 @@ import ml_dtypes
 import numpy as np
 
 from shardserve_proto.errors import Overloaded
-from shardserve_proto.messages import EngineInfo
+from shardserve_proto.messages import ArrayArgument, EngineInfo
 from shardserve_proto.specs import MeshShape
 
 from ..kernels import Registry, default_registry
-from .call import Allocate, EngineReply, RunningCall, named
+from .call import Allocate, EngineReply, RunningCall, Surroundings, named
 from .compile_cache import CompileCache
 from .dispatcher import Lane
 from .executable import Executable, build
+from .ledger import Ledger, describe
 from .mesh import Meshes, configure_jax
 from .plan import Plan, Planner
+from .store import Store, Stored
 
 __all__ = ["Engine", "EngineReply", "EngineSettings"]
 
+#: So many of the largest holders of memory are told.
+HOLDERS_TOLD = 20
 _NOTES = (
     "subnormal numbers count as zero in arithmetic; they pass unchanged through identity",
     "float32 products run at the highest precision unless the call asks for less",
@@ -86,6 +90,8 @@ class Engine:
         in_flight = settings.in_flight or (1 if is_cpu else 4)
         self._many = Lane("many", in_flight=in_flight, finishers=self._finishers)
         self._one = Lane("one", in_flight=1 if is_cpu else 4, finishers=self._finishers)
+        self._transfers = Lane("transfers", in_flight=4, finishers=self._finishers)
+        self._around = Surroundings(Store(ledger := Ledger(self._memory_bytes)), ledger)
         self._waiting = 0
         self._lock = threading.Lock()
 
@@ -112,6 +118,9 @@ class Engine:
         segments: Sequence[np.ndarray[Any, Any]],
         *,
         allocate: Allocate = allocate_on_heap,
+        owner: str = "",
+        ids: Sequence[bytes] = (),
+        streams: bool = False,
         deadline: float | None = None,
         receive_s: float = 0.0,
     ) -> Future[EngineReply]:
@@ -121,6 +130,9 @@ class Engine:
             header: of a call's frame (a msgpack `CallRequest`).
             segments: one flat uint8 array for each segment, which nobody writes to again.
             allocate: gives memory for all results together; called from one of the engine's threads.
+            owner: whose resident arrays the call refers to.
+            ids: of these arrays, in the order of the call's own segment of ids.
+            streams: take large results as a stream.
             deadline: `time.monotonic()` after which the call is not launched any more.
             receive_s: seconds that the front spent receiving, for the report.
 
@@ -134,21 +146,61 @@ class Engine:
             future.set_exception(error)
             return future
         try:
-            plan = self._planner.plan(header)
+            plan, stored = self._look_up(header, owner, ids)
         except Exception as error:  # every failure becomes the caller's named error
             self._leave()
             future.set_exception(named(error))
             return future
-        call = RunningCall(plan, segments, allocate, deadline, future, self._leave, {"receive": receive_s})
+        call = RunningCall(
+            plan,
+            segments,
+            allocate,
+            deadline,
+            future,
+            self._leave,
+            self._around,
+            [stored[number] for number in plan.array_inputs],
+            owner,
+            ids,
+            streams,
+            {"receive": receive_s},
+        )
         self._start(call)
         return future
 
+    def delete(self, owner: str, ids: Sequence[bytes]) -> None:
+        """Forget resident arrays; calls that were submitted keep them to their end."""
+        self._around.store.delete(owner, ids)
+
+    def memory(self) -> dict[str, Any]:
+        """The ledger of the devices, and its largest holders."""
+        ledger = self._around.ledger
+        return {
+            "device_limit_bytes": ledger.limit_bytes,
+            "resident_bytes": ledger.held_bytes("array"),
+            "reserved_bytes": ledger.held_bytes("call"),
+            "holders": [describe(held) for held in ledger.holdings()[:HOLDERS_TOLD]],
+        }
+
+    def _look_up(self, header: bytes, owner: str, ids: Sequence[bytes]) -> tuple[Plan, list[Stored | None]]:
+        """The plan of a call, and the resident arrays among its arguments."""
+        call = self._planner.call(header)
+        stored = [
+            self._around.store.get(owner, ids[argument.array]) if isinstance(argument, ArrayArgument) else None
+            for argument in call.arguments
+        ]
+        residents = tuple(None if found is None else found.where for found in stored)
+        return self._planner.plan(header, residents), stored
+
     def executable(self, header: bytes) -> Executable:
         """The executable of a call, compiled if need be: for a look at its HLO and memory."""
-        plan = self._planner.plan(header)
+        plan, _ = self._look_up(header, "", ())
         return self.cache.get_or_build(plan.key, lambda: self._build(plan)).result()
 
     def _start(self, call: RunningCall) -> None:
+        if call.plan.is_transfer and not any(call.plan.moves):
+            self._transfers.put(lambda: call.launch(self._build(call.plan)))  # nothing to compile
+            return
         executable = self.cache.get(call.plan.key)
         if executable is not None:
             self._launch(call, executable)
@@ -174,8 +226,7 @@ class Engine:
         lane.put(lambda: call.launch(executable))
 
     def _build(self, plan: Plan) -> Executable:
-        mesh = None if plan.mesh is None else self._meshes.build(plan.mesh)
-        return build(plan, self._registry, mesh, self._meshes.devices[0], memory_bytes=self._memory_bytes)
+        return build(plan, self._registry, self._meshes, memory_bytes=self._memory_bytes)
 
     def _enter(self) -> None:
         with self._lock:
@@ -192,6 +243,7 @@ class Engine:
         self.cache.close()
         self._many.close()
         self._one.close()
+        self._transfers.close()
         self._finishers.shutdown(wait=True)
 
 

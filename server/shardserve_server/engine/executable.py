@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding
 
 from shardserve_proto.abstract import Aval, Scope
 from shardserve_proto.dtypes import name_of
 from shardserve_proto.errors import CompileFailed, TooLarge
-from shardserve_proto.messages import CallReply, PlacementReport, Precision, Report, Segment
+from shardserve_proto.messages import PlacementReport, Precision, Report, Segment
 from shardserve_proto.specs import P, spec_to_wire
 
 from ..kernels.registry import Registry, cast
-from .mesh import sharding
+from .mesh import Meshes, Sharding, sharding
+from .move import Move, build_move
 from .named_axes import Runner
-from .placement import Placed
+from .placement import Placed, Where, trimmed
 from .plan import Plan
 from .transfer import carrier
-
-Sharding = NamedSharding | SingleDeviceSharding
 
 PRECISIONS: dict[Precision, jax.lax.Precision] = {
     "highest": jax.lax.Precision.HIGHEST,
@@ -38,49 +38,70 @@ class Executable:
     """A compiled program and where its arrays lie.
 
     Attributes:
+        run: padded arguments -> padded outputs.
         in_shardings: of the padded arguments.
-        out_shardings: of the padded outputs, the compiler's choices included.
+        moves: for each argument that may be resident elsewhere, what brings it here.
+        outputs: where each output lies, the compiler's choices included.
         devices: in the mesh's order.
-        template: the wire form of every reply, but for its times.
+        device_bytes: arguments, outputs and temporaries on all devices together; those of a transfer count its results.
+        report: the wire form of every report, but for its times.
+        compiled: None for a transfer, which is not compiled.
     """
 
-    compiled: jax.stages.Compiled
-    lowered_text: str
+    run: Callable[..., Sequence[jax.Array]]
     in_shardings: tuple[Sharding, ...]
-    out_shardings: tuple[Sharding, ...]
+    moves: tuple[Move | None, ...]
+    outputs: tuple[Where, ...]
     devices: tuple[jax.Device, ...]
-    template: dict[str, Any]
+    device_bytes: int
+    report: dict[str, Any]
+    compiled: jax.stages.Compiled | None = None
+    lowered_text: str = ""
 
-    def reply(self, *, compiled: bool, phases_s: dict[str, float]) -> dict[str, Any]:
-        """The wire form of a `CallReply`; all but these two is the same for every call."""
-        return {**self.template, "report": {**self.template["report"], "compiled": compiled, "phases_s": phases_s}}
+    def reply(self, plan: Plan, *, compiled: bool, phases_s: dict[str, float]) -> dict[str, Any]:
+        """The wire form of a `CallReply`; all but these two is the same for every call of a plan."""
+        return {
+            "segments": [segment_of(placed) for placed in plan.data_outputs],
+            "report": {**self.report, "compiled": compiled, "phases_s": phases_s},
+        }
 
     def hlo(self) -> str:
         """The optimised HLO text, where collectives can be counted."""
-        return str(self.compiled.as_text())
+        return "" if self.compiled is None else str(self.compiled.as_text())
 
     def bytes_per_device(self) -> dict[str, int]:
         """Bytes of arguments, outputs and temporaries on each device."""
-        analysis: Any = self.compiled.memory_analysis()
-        return {
-            "arguments": int(analysis.argument_size_in_bytes),
-            "outputs": int(analysis.output_size_in_bytes),
-            "temporaries": int(analysis.temp_size_in_bytes),
-        }
+        return memory_of(self.compiled) if self.compiled is not None else {}
 
 
-def build(plan: Plan, registry: Registry, mesh: Mesh | None, device: jax.Device, *, memory_bytes: int) -> Executable:
-    """Trace and compile a plan.
+def memory_of(compiled: jax.stages.Compiled) -> dict[str, int]:
+    """What the compiler says a program takes on each device."""
+    analysis: Any = compiled.memory_analysis()
+    return {
+        "arguments": int(analysis.argument_size_in_bytes),
+        "outputs": int(analysis.output_size_in_bytes),
+        "temporaries": int(analysis.temp_size_in_bytes),
+    }
 
-    Arguments:
-        mesh: of the plan; None puts everything on `device`.
+
+def segment_of(placed: Placed) -> dict[str, Any]:
+    """The wire form of the segment that an output becomes."""
+    segment = Segment(dtype=name_of(placed.aval.strong_dtype), shape=placed.aval.shape, nbytes=placed.nbytes)
+    return segment.model_dump()
+
+
+def build(plan: Plan, registry: Registry, meshes: Meshes, *, memory_bytes: int) -> Executable:
+    """Trace and compile.
 
     Raises:
-        CompileFailed: XLA refused the program.
-        TooLarge: the compiled program needs more memory than all devices have.
+        CompileFailed: the compiler refused it.
+        TooLarge: with its temporaries it can never fit.
     """
-    shardings_in = tuple(_sharding(placed, mesh, device) for placed in plan.arguments)
-    shardings_out = tuple(None if p.spec is None else _sharding(p, mesh, device) for p in plan.outputs)
+    if plan.is_transfer:
+        return _transfer(plan, meshes)
+    mesh = meshes.of(plan.mesh)
+    shardings_in = tuple(meshes.sharding(where) for where in plan.arguments)
+    shardings_out = tuple(None if o.placed.spec is None else meshes.sharding(o) for o in plan.outputs)
     lowered = _lower(plan, registry, mesh, shardings_in, shardings_out)
     try:
         compiled = _compile(lowered)
@@ -91,12 +112,56 @@ def build(plan: Plan, registry: Registry, mesh: Mesh | None, device: jax.Device,
         shardings_out = tuple(sharding(mesh, P()) if chosen is None else chosen for chosen in shardings_out)
         lowered = _lower(plan, registry, mesh, shardings_in, shardings_out)
         compiled = _compile(lowered)
-    devices = (device,) if mesh is None else tuple(mesh.devices.flat)
-    chosen = _chosen(compiled, shardings_out)
-    template = _template(plan, shardings_in, chosen, devices)
-    executable = Executable(compiled, lowered.as_text(), shardings_in, chosen, devices, template)
-    _check_memory(executable, memory_bytes)
-    return executable
+    found = compiled.output_shardings
+    pairs = zip(plan.outputs, shardings_out, found, strict=True)
+    outputs = tuple(_found(where, f if asked is None else asked) for where, asked, f in pairs)
+    devices = meshes.members(plan.mesh)
+    needed = sum(memory_of(compiled).values()) * len(devices)
+    _check_memory(needed, devices, memory_bytes)
+    return Executable(
+        run=compiled,
+        in_shardings=shardings_in,
+        moves=_moves(plan, meshes),
+        outputs=outputs,
+        devices=devices,
+        device_bytes=needed,
+        report=_report(plan, outputs, meshes),
+        compiled=compiled,
+        lowered_text=lowered.as_text(),
+    )
+
+
+def _transfer(plan: Plan, meshes: Meshes) -> Executable:
+    """What only moves arrays is not compiled: where an argument arrives is where its result lies."""
+    shardings = tuple(meshes.sharding(where) for where in plan.arguments)
+    pairs = zip(plan.arguments, shardings, strict=True)
+    sizes = [bytes_on_devices(where.placed, sharding) for where, sharding in pairs]
+    return Executable(
+        run=lambda *arrays: [arrays[number] for number in plan.program.outputs],
+        in_shardings=shardings,
+        moves=_moves(plan, meshes),
+        outputs=plan.outputs,
+        devices=meshes.members(plan.mesh),
+        device_bytes=sum(sizes),
+        report=_report(plan, plan.outputs, meshes),
+    )
+
+
+def bytes_on_devices(placed: Placed, sharding: Sharding) -> int:
+    """What an array takes on all its devices, padding and replicas included."""
+    shard = sharding.shard_shape(placed.padded_shape)
+    return math.prod(shard) * carrier(placed.aval.strong_dtype).itemsize * len(sharding.device_set)
+
+
+def _moves(plan: Plan, meshes: Meshes) -> tuple[Move | None, ...]:
+    return tuple(None if move is None else build_move(*move, meshes) for move in plan.moves)
+
+
+def _found(where: Where, chosen: Sharding) -> Where:
+    if where.placed.spec is not None:
+        return where
+    spec = trimmed(P(*chosen.spec)) if isinstance(chosen, NamedSharding) else P()
+    return replace(where, placed=replace(where.placed, spec=spec))
 
 
 def _lower(
@@ -109,7 +174,8 @@ def _lower(
     function = jax.jit(
         _function(plan, registry, mesh), in_shardings=tuple(shardings_in), out_shardings=tuple(shardings_out)
     )
-    return function.lower(*(jax.ShapeDtypeStruct(p.padded_shape, carrier(p.aval.strong_dtype)) for p in plan.arguments))
+    placed = [where.placed for where in plan.arguments]
+    return function.lower(*(jax.ShapeDtypeStruct(p.padded_shape, carrier(p.aval.strong_dtype)) for p in placed))
 
 
 def _compile(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
@@ -119,54 +185,39 @@ def _compile(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
         raise CompileFailed(f"the compiler refused the program: {str(error).splitlines()[0][:300]}") from error
 
 
-def _sharding(placed: Placed, mesh: Mesh | None, device: jax.Device) -> Sharding:
-    if mesh is None or placed.spec is None:
-        return SingleDeviceSharding(device)
-    return sharding(mesh, placed.spec)
-
-
-def _chosen(compiled: jax.stages.Compiled, asked: Sequence[Sharding | None]) -> tuple[Sharding, ...]:
-    found = compiled.output_shardings
-    return tuple(f if a is None else a for a, f in zip(asked, found, strict=True))
-
-
-def _template(
-    plan: Plan, shardings_in: Sequence[Sharding], shardings_out: Sequence[Sharding], devices: Sequence[jax.Device]
-) -> dict[str, Any]:
-    segments = tuple(
-        Segment(dtype=name_of(placed.aval.strong_dtype), shape=placed.aval.shape, nbytes=placed.nbytes)
-        for placed in plan.outputs
-    )
+def _report(plan: Plan, outputs: Sequence[Where], meshes: Meshes) -> dict[str, Any]:
+    devices = meshes.members(plan.mesh)
+    moves = zip(plan.arguments, plan.moves, strict=True)
     report = Report(
         device_kind=devices[0].device_kind,
         mesh=plan.mesh or (),
         devices=tuple(device.id for device in devices),
         precision=plan.call.precision,
-        arguments=tuple(_placement(*pair) for pair in zip(plan.arguments, shardings_in, strict=True)),
-        outputs=tuple(_placement(*pair) for pair in zip(plan.outputs, shardings_out, strict=True)),
+        arguments=tuple(_placement(where, meshes, moved=move is not None) for where, move in moves),
+        outputs=tuple(_placement(where, meshes) for where in outputs),
         compiled=False,
         phases_s={},
     )
     # Replies are encoded whole: a reader of the wire finds every field, defaults included.
-    return CallReply(segments=segments, report=report).model_dump()
+    return report.model_dump()
 
 
-def _placement(placed: Placed, sharding: Sharding) -> PlacementReport:
-    spec = P(*sharding.spec) if isinstance(sharding, NamedSharding) else P()
+def _placement(where: Where, meshes: Meshes, *, moved: bool = False) -> PlacementReport:
+    placed = where.placed
     return PlacementReport(
         dtype=name_of(placed.aval.strong_dtype),
         shape=placed.aval.shape,
-        spec=spec_to_wire(spec),
+        spec=spec_to_wire(placed.spec or P()),
         padded_shape=placed.padded_shape,
-        shard_shape=sharding.shard_shape(placed.padded_shape),
+        shard_shape=meshes.sharding(where).shard_shape(placed.padded_shape),
+        moved=moved,
     )
 
 
-def _check_memory(executable: Executable, memory_bytes: int) -> None:
-    needed = sum(executable.bytes_per_device().values()) * len(executable.devices)
+def _check_memory(needed: int, devices: Sequence[jax.Device], memory_bytes: int) -> None:
     if needed > memory_bytes:
         raise TooLarge(
-            f"the compiled program needs {needed} bytes on {len(executable.devices)} devices, temporaries included, "
+            f"the compiled program needs {needed} bytes on {len(devices)} devices, temporaries included, "
             f"but they hold {memory_bytes}; split the call",
             details={"needed_bytes": needed, "limit_bytes": memory_bytes},
         )
@@ -177,11 +228,11 @@ def _function(plan: Plan, registry: Registry, mesh: Mesh | None) -> Any:
     scope = Scope(mesh=plan.mesh)
 
     def run(*padded: jax.Array) -> tuple[jax.Array, ...]:
-        arrays = iter(_strip(array, placed, mesh) for array, placed in zip(padded, plan.arguments, strict=True))
+        arrays = iter(_strip(array, where.placed, mesh) for array, where in zip(padded, plan.arguments, strict=True))
         values = [next(arrays) if aval.value is None else aval.value for aval in plan.inputs]
         outputs, avals = runner.run_mapped(plan.program, plan.mapping, values, plan.inputs, scope)
         return tuple(
-            _pad(output, aval, placed, mesh) for output, aval, placed in zip(outputs, avals, plan.outputs, strict=True)
+            _pad(output, aval, where.placed, mesh) for output, aval, where in zip(outputs, avals, plan.outputs, strict=True)
         )
 
     return run

@@ -9,11 +9,15 @@ from functools import lru_cache
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from shardserve_proto.errors import NotFound, nearest
 from shardserve_proto.messages import DeviceInfo
 from shardserve_proto.specs import MeshShape, P, WireMesh, resolve_mesh
+
+from .placement import Where
+
+Sharding = NamedSharding | SingleDeviceSharding
 
 DEFAULT_AXIS = "devices"
 #: Clients may ask for meshes of any shape and names; so many are kept.
@@ -77,6 +81,20 @@ class Meshes:
         grid = np.array(self.devices[: math.prod(sizes)]).reshape(sizes)
         names = tuple(axis for axis, _ in shape)
         return Mesh(grid, names, axis_types=(AxisType.Auto,) * len(names))
+
+    def of(self, shape: MeshShape | None) -> Mesh | None:
+        """The mesh of a shape; None stands for the one device of calls that are not spread."""
+        return None if shape is None else self.build(shape)
+
+    def members(self, shape: MeshShape | None) -> tuple[jax.Device, ...]:
+        """The devices of a mesh, in its order."""
+        return (self.devices[0],) if shape is None else tuple(self.build(shape).devices.flat)
+
+    def sharding(self, where: Where) -> Sharding:
+        """JAX's form of a place whose spec is known."""
+        if where.mesh is None:
+            return SingleDeviceSharding(self.devices[0])
+        return sharding(self.build(where.mesh), where.placed.spec or P())
 
     def infos(self) -> tuple[DeviceInfo, ...]:
         return tuple(

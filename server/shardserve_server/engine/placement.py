@@ -40,6 +40,18 @@ class Placed:
         return self.padded_shape != self.aval.shape
 
 
+@dataclass(frozen=True)
+class Where:
+    """Where an array lies: how it is split, and over which mesh.
+
+    Attributes:
+        mesh: None when it lies on one device.
+    """
+
+    placed: Placed
+    mesh: MeshShape | None
+
+
 def nbytes(aval: Aval) -> int:
     """Bytes of an array, in Python integers."""
     return math.prod(aval.shape) * aval.strong_dtype.itemsize
@@ -99,7 +111,7 @@ def merge(
         entries[position] = wanted
     merged = P(*(_entry(axes_of) for axes_of in entries))
     check_spec(merged, ndim=ndim, mesh=mesh, what=what)
-    return _trimmed(merged)
+    return trimmed(merged)
 
 
 def _entry(axes: tuple[str, ...]) -> str | tuple[str, ...] | None:
@@ -108,7 +120,7 @@ def _entry(axes: tuple[str, ...]) -> str | tuple[str, ...] | None:
     return axes[0] if len(axes) == 1 else axes
 
 
-def _trimmed(spec: P) -> P:
+def trimmed(spec: P) -> P:
     """Without trailing None entries, which say nothing."""
     entries = list(spec)
     while entries and entries[-1] is None:

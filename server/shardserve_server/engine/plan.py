@@ -1,4 +1,5 @@
-"""The plan of a call: everything that is decided before compiling, as a pure function of the call's header.
+"""The plan of a call: everything that is decided before compiling, as a pure function of the call's header and of where
+its resident arrays lie.
 
 Equal headers have equal plans, so plans are kept by header; plans with equal keys share one executable.
 """
@@ -6,7 +7,7 @@ Equal headers have equal plans, so plans are kept by header; plans with equal ke
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -14,9 +15,9 @@ import msgpack
 
 from shardserve_proto.abstract import Aval, Scope, constant_aval, enter, evaluate_mapped, identity_mapping
 from shardserve_proto.dtypes import dtype_named, name_of
-from shardserve_proto.errors import TooLarge
+from shardserve_proto.errors import ShardingError, TooLarge
 from shardserve_proto.frames import decode_header
-from shardserve_proto.messages import CallRequest, check_call, segment_bytes
+from shardserve_proto.messages import ArrayArgument, CallRequest, Keep, check_call, segment_bytes
 from shardserve_proto.programs import Constant, Mapping, Program, Step, validate
 from shardserve_proto.specs import AUTO, MeshShape, P, Spec, spec_from_wire
 
@@ -24,7 +25,7 @@ from ..kernels.registry import Registry
 from .constants import strengthen
 from .labels import labels_as_specs
 from .mesh import Meshes
-from .placement import Placed, is_worth_spreading, merge, open_spec, place, place_freely
+from .placement import Placed, Where, is_worth_spreading, merge, open_spec, place, place_freely
 
 #: Plans are kept by header up to this size.
 REMEMBERED_BYTES = 16 * 1024
@@ -38,9 +39,12 @@ class Plan:
         call: the validated header.
         program, mapping: as they are traced (einsum's labels are specs by now).
         inputs: abstract values of the program's inputs; one that kept its value is a constant of the executable.
-        arguments: where each input that is an array lies, in order.
-        outputs: where each output lies.
+        arguments: where each input that is an array lies during the call, in order.
+        residents: for each of these, where it lies now; None for one that is uploaded.
+        outputs: where each output lies; the spec of one may be open.
+        kept: for each output, what to keep of it; None for its data.
         mesh: axes and sizes; None when the call runs on one device.
+        is_transfer: the call computes nothing; it moves arrays on to, off, or between devices.
         key: equal for calls that may share an executable.
     """
 
@@ -48,15 +52,29 @@ class Plan:
     program: Program
     mapping: Mapping
     inputs: tuple[Aval, ...]
-    arguments: tuple[Placed, ...]
-    outputs: tuple[Placed, ...]
+    arguments: tuple[Where, ...]
+    residents: tuple[Where | None, ...]
+    outputs: tuple[Where, ...]
+    kept: tuple[Keep | None, ...]
     mesh: MeshShape | None
+    is_transfer: bool
     key: tuple[Any, ...]
 
     @property
     def array_inputs(self) -> list[int]:
         """Numbers of the inputs that are arguments of the executable."""
         return array_numbers(self.inputs)
+
+    @property
+    def moves(self) -> list[tuple[Where, Where] | None]:
+        """For each argument that is resident elsewhere: from where to where."""
+        pairs = zip(self.residents, self.arguments, strict=True)
+        return [None if source in (None, target) else (source, target) for source, target in pairs]
+
+    @property
+    def data_outputs(self) -> list[Placed]:
+        """The outputs that go back to the caller."""
+        return [where.placed for where, keep in zip(self.outputs, self.kept, strict=True) if keep is None]
 
 
 def array_numbers(inputs: Sequence[Aval]) -> list[int]:
@@ -65,20 +83,34 @@ def array_numbers(inputs: Sequence[Aval]) -> list[int]:
 
 @dataclass(frozen=True)
 class _Question:
-    """A validated call whose placement is still to be decided."""
+    """A validated call whose placement is still to be decided.
+
+    Attributes:
+        residents: for each input, where it lies already.
+        names_mesh: whether the caller chose the mesh.
+    """
 
     program: Program
     mapping: Mapping
     inputs: tuple[Aval, ...]
+    residents: tuple[Where | None, ...]
     outputs: tuple[Aval, ...]
     in_specs: tuple[P | None, ...]
     out_specs: tuple[P | None, ...]
     mesh: MeshShape
+    names_mesh: bool
 
     def is_explicit(self) -> bool:
-        """Whether the caller said anything about placement; then the whole mesh takes part."""
+        """Whether anything was said about placement, by specs or by where arrays lie; then the whole mesh takes part."""
         given = (*self.in_specs, *self.out_specs)
-        return any(spec is not None for spec in given) or any(_constraints(self.program))
+        is_given = any(spec is not None for spec in given) or any(_constraints(self.program))
+        return is_given or any(where is not None and where.mesh is not None for where in self.residents)
+
+    @property
+    def is_transfer(self) -> bool:
+        """Whether the program computes nothing; a scalar that became no array is compiled into one."""
+        has_names = any(axes.names for axes in (*self.mapping.in_axes, *self.mapping.out_axes))
+        return not self.program.steps and not has_names and len(array_numbers(self.inputs)) == len(self.inputs)
 
 
 class Planner:
@@ -93,30 +125,62 @@ class Planner:
         self._registry = registry
         self._meshes = meshes
         self._memory_bytes = memory_bytes
+        self._remembered_calls = lru_cache(maxsize=entries)(self._read)
         self._remembered = lru_cache(maxsize=entries)(self._plan)
 
-    def plan(self, header: bytes) -> Plan:
+    def call(self, header: bytes) -> CallRequest:
+        """The call of a header.
+
+        Raises:
+            ShardserveError: it breaks a rule that needs neither shapes nor devices.
+        """
+        return self._remembered_calls(header) if len(header) <= REMEMBERED_BYTES else self._read(header)
+
+    def _read(self, header: bytes) -> CallRequest:
+        call = validate(CallRequest, decode_header(header))
+        check_call(call)
+        return call
+
+    def plan(self, header: bytes, residents: tuple[Where | None, ...] = ()) -> Plan:
         """Validate a call and decide its placement.
+
+        Arguments:
+            residents: for each argument, where it lies already; may be left out when none does.
 
         Raises:
             ShardserveError: any rule of the protocol, of named axes or of specs; TooLarge if it can never fit.
         """
         # Long headers are rare and would fill the memory that short ones share.
-        return self._remembered(header) if len(header) <= REMEMBERED_BYTES else self._plan(header)
+        if len(header) <= REMEMBERED_BYTES:
+            return self._remembered(header, residents)
+        return self._plan(header, residents)
 
-    def _plan(self, header: bytes) -> Plan:
-        call = validate(CallRequest, decode_header(header))
-        check_call(call)
-        question = self._ask(call)
+    def _plan(self, header: bytes, residents: tuple[Where | None, ...]) -> Plan:
+        call = self.call(header)
+        question = self._ask(call, residents or (None,) * len(call.arguments))
         self._check_size([*question.inputs, *question.outputs])
         arguments, outputs, mesh = _answer(question)
-        key = _key(call, question, arguments, outputs, mesh)
-        return Plan(call, question.program, question.mapping, question.inputs, arguments, outputs, mesh, key)
+        numbers = array_numbers(question.inputs)
+        plan = Plan(
+            call=call,
+            program=question.program,
+            mapping=question.mapping,
+            inputs=question.inputs,
+            arguments=arguments,
+            residents=tuple(question.residents[number] for number in numbers),
+            outputs=outputs,
+            kept=call.kept(),
+            mesh=mesh,
+            is_transfer=question.is_transfer,
+            key=(),
+        )
+        return replace(plan, key=_key(plan))
 
-    def _ask(self, call: CallRequest) -> _Question:
-        mesh = self._meshes.shape(call.mesh)
+    def _ask(self, call: CallRequest, residents: tuple[Where | None, ...]) -> _Question:
+        lying = [where.mesh for where in residents if where is not None and where.mesh is not None]
+        mesh = lying[0] if lying and call.mesh is None else self._meshes.shape(call.mesh)
         scope = Scope(mesh=mesh)
-        given = [_given_aval(call, number) for number in range(len(call.arguments))]
+        given = [_given_aval(call, number, where) for number, where in enumerate(residents)]
         mapping = call.mapping or identity_mapping(call.program)
         in_specs, out_specs = _specs(call.in_shardings, given), _specs(call.out_shardings, call.program.outputs)
         mapping, in_specs, out_specs = labels_as_specs(call.program, mapping, given, in_specs, out_specs)
@@ -133,7 +197,15 @@ class Planner:
             for number, (spec, axes, aval) in enumerate(zip(out_specs, mapping.out_axes, outputs, strict=True))
         ]
         return _Question(
-            call.program, mapping, tuple(inputs), tuple(outputs), tuple(merged_in), tuple(merged_out), mesh
+            call.program,
+            mapping,
+            tuple(inputs),
+            residents,
+            tuple(outputs),
+            tuple(merged_in),
+            tuple(merged_out),
+            mesh,
+            call.mesh is not None,
         )
 
     def _check_size(self, avals: Sequence[Aval]) -> None:
@@ -148,10 +220,13 @@ class Planner:
             )
 
 
-def _given_aval(call: CallRequest, number: int) -> Aval:
+def _given_aval(call: CallRequest, number: int, where: Where | None) -> Aval:
     argument = call.arguments[number]
     if isinstance(argument, Constant):
         return constant_aval(argument.scalar)
+    if isinstance(argument, ArrayArgument):
+        assert where is not None  # noqa: S101 - whoever plans a call looks its arrays up first
+        return where.placed.aval
     segment = call.segments[argument.segment]
     segment_bytes(segment, argument.segment)
     return Aval(segment.shape, dtype_named(segment.dtype))
@@ -169,34 +244,90 @@ def _constraints(program: Program) -> Iterator[Step]:
             yield from _constraints(step.program)
 
 
-def _answer(question: _Question) -> tuple[tuple[Placed, ...], tuple[Placed, ...], MeshShape | None]:
+_Answer = tuple[tuple[Where, ...], tuple[Where, ...], MeshShape | None]
+
+
+def _answer(question: _Question) -> _Answer:
     """Decide where arguments and outputs lie, and on which mesh (None: one device)."""
-    mesh, inputs = question.mesh, question.inputs
-    arrays = array_numbers(inputs)
+    if question.is_transfer:
+        return _answer_transfer(question)
+    arrays = array_numbers(question.inputs)
     if question.is_explicit():
-        in_specs = [question.in_specs[n] or P() for n in arrays]
-    elif is_worth_spreading([*(inputs[n] for n in arrays), *question.outputs], mesh):
-        in_specs = [open_spec(inputs[n], question.mapping.in_axes[n], mesh) for n in arrays]
+        arguments = [_explicit(question, number) for number in arrays]
+    elif is_worth_spreading([*(question.inputs[n] for n in arrays), *question.outputs], question.mesh):
+        arguments = [_open(question, number) for number in arrays]
     else:
-        alone = tuple(place(inputs[n], P(), ()) for n in arrays)
-        return alone, tuple(place(aval, P(), ()) for aval in question.outputs), None
-    arguments = tuple(place(inputs[n], spec, mesh) for n, spec in zip(arrays, in_specs, strict=True))
+        alone = tuple(_alone(question.inputs[number]) for number in arrays)
+        return alone, tuple(map(_alone, question.outputs)), None
+    mesh = question.mesh
     outputs = tuple(
-        place_freely(aval, mesh) if spec is None else place(aval, spec, mesh)
+        Where(place_freely(aval, mesh) if spec is None else place(aval, spec, mesh), mesh)
         for aval, spec in zip(question.outputs, question.out_specs, strict=True)
     )
-    return arguments, outputs, mesh
+    return tuple(arguments), outputs, mesh
 
 
-def _key(
-    call: CallRequest,
-    question: _Question,
-    arguments: Sequence[Placed],
-    outputs: Sequence[Placed],
-    mesh: MeshShape | None,
-) -> tuple[Any, ...]:
-    program = msgpack.packb([question.program.to_wire(), question.mapping.to_wire()])
+def _answer_transfer(question: _Question) -> _Answer:
+    """Arrays that only move: each goes where its own result is wanted, and stays where it is if nobody says."""
+    wanted: dict[int, P] = {}
+    for number, spec in zip(question.program.outputs, question.out_specs, strict=True):
+        if spec is not None and wanted.setdefault(number, spec) != spec:
+            raise ShardingError(f"argument {number} is two results, with the specs {wanted[number]} and {spec}")
+    is_spread = is_worth_spreading(question.inputs, question.mesh)
+    arguments = tuple(
+        _transferred(question, number, wanted.get(number), is_spread=is_spread) for number in range(len(question.inputs))
+    )
+    meshes = [where.mesh for where in arguments if where.mesh is not None]
+    outputs = tuple(arguments[number] for number in question.program.outputs)
+    return arguments, outputs, meshes[0] if meshes else None
+
+
+def _transferred(question: _Question, number: int, wanted: P | None, *, is_spread: bool) -> Where:
+    aval, lies = question.inputs[number], question.residents[number]
+    spec = question.in_specs[number] if wanted is None else wanted
+    if spec is not None:
+        return _settled(question, number, spec)
+    if lies is not None and (not question.names_mesh or lies.mesh == question.mesh):
+        return lies
+    return _open(question, number) if is_spread or lies is not None else _alone(aval)
+
+
+def _explicit(question: _Question, number: int) -> Where:
+    """An argument of a call in which something was said about placement."""
+    spec, lies = question.in_specs[number], question.residents[number]
+    if spec is None and lies is not None:
+        return lies if lies.mesh == question.mesh else _open(question, number)
+    return _settled(question, number, spec or P())
+
+
+def _settled(question: _Question, number: int, spec: P) -> Where:
+    """At a spec; an array that lies there already keeps its own padding."""
+    lies = question.residents[number]
+    if lies is not None and lies.mesh == question.mesh and lies.placed.spec == spec:
+        return lies
+    return Where(place(question.inputs[number], spec, question.mesh), question.mesh)
+
+
+def _open(question: _Question, number: int) -> Where:
+    """Where an argument goes whose placement is open, in a call that is spread over the mesh."""
+    aval, mesh, lies = question.inputs[number], question.mesh, question.residents[number]
+    if lies is not None and lies.placed.spec and _has_axes(mesh, lies.placed.spec):
+        return Where(place(aval, lies.placed.spec, mesh), mesh)  # of another mesh, whose axes have the same names
+    return Where(place(aval, open_spec(aval, question.mapping.in_axes[number], mesh), mesh), mesh)
+
+
+def _has_axes(mesh: MeshShape, spec: P) -> bool:
+    used = {axis for dimension in range(len(spec)) for axis in spec.axes_of(dimension)}
+    return used <= {axis for axis, _ in mesh}
+
+
+def _alone(aval: Aval) -> Where:
+    return Where(place(aval, P(), ()), None)
+
+
+def _key(plan: Plan) -> tuple[Any, ...]:
+    program = msgpack.packb([plan.program.to_wire(), plan.mapping.to_wire()])
     # repr tells 1 from True and 0.0 from -0.0, which are equal in Python.
-    inputs = tuple((aval.shape, name_of(aval.strong_dtype), repr(aval.value)) for aval in question.inputs)
-    specs = tuple(placed.spec for placed in (*arguments, *outputs))
-    return program, inputs, specs, mesh, call.precision
+    inputs = tuple((aval.shape, name_of(aval.strong_dtype), repr(aval.value)) for aval in plan.inputs)
+    places = tuple((where.placed.spec, where.placed.padded_shape, where.mesh) for where in (*plan.arguments, *plan.outputs))
+    return program, inputs, places, tuple(plan.moves), plan.mesh, plan.call.precision

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -80,12 +81,68 @@ def gather(result: jax.Array, placed: Placed, memory: memoryview) -> None:
     `np.asarray(result)` would assemble the array a second time and keep it inside the jax.Array.
     """
     shape = placed.aval.shape
-    target = np.frombuffer(memory, np.uint8).view(placed.aval.strong_dtype).reshape(shape)
-    for shard in result.addressable_shards:
-        if shard.replica_id:
-            continue
-        bounds = [entry.indices(size)[:2] for entry, size in zip(shard.index, result.shape, strict=True)]
-        inside = tuple(slice(start, min(stop, size)) for (start, stop), size in zip(bounds, shape, strict=True))
-        if all(entry.start < entry.stop for entry in inside):
-            local = tuple(slice(0, entry.stop - entry.start) for entry in inside)
-            target[inside] = np.asarray(shard.data)[local]
+    whole = tuple(slice(0, size) for size in shape)
+    copy_block(host_shards(result), whole, _typed(memory, placed.aval.strong_dtype, shape))
+
+
+def _typed(memory: memoryview, dtype: DType, shape: Sequence[int]) -> Array:
+    return np.frombuffer(memory, np.uint8).view(dtype).reshape(shape)
+
+
+#: The bounds of a shard in the padded array, and its bytes on the host (on CPU a view of the device's own memory).
+HostShard = tuple[Index, Array]
+
+
+def host_shards(array: jax.Array) -> list[HostShard]:
+    """Each part of an array once, replicas left out."""
+    return [
+        (tuple(slice(*entry.indices(size)[:2]) for entry, size in zip(shard.index, array.shape, strict=True)),
+         np.asarray(shard.data))
+        for shard in array.addressable_shards
+        if not shard.replica_id
+    ]  # fmt: skip
+
+
+def copy_block(shards: Sequence[HostShard], block: Index, target: Array) -> None:
+    """Copy one block of an array, given by its bounds, out of the shards that have a part in it."""
+    for bounds, data in shards:
+        both = [(max(b.start, s.start), min(b.stop, s.stop)) for b, s in zip(block, bounds, strict=True)]
+        if all(start < stop for start, stop in both):
+            there = tuple(slice(lo - b.start, hi - b.start) for (lo, hi), b in zip(both, block, strict=True))
+            here = tuple(slice(lo - s.start, hi - s.start) for (lo, hi), s in zip(both, bounds, strict=True))
+            target[there] = data[here]
+
+
+def blocks(shape: Sequence[int], *, itemsize: int, most_bytes: int) -> list[Index]:
+    """Cut an array into blocks of at most `most_bytes`, each contiguous in C order, that follow each other."""
+    if not math.prod(shape):
+        return []
+    cut = 0
+    while cut < len(shape) and math.prod(shape[cut + 1 :]) * itemsize > most_bytes:
+        cut += 1
+    if cut == len(shape):  # rank 0
+        return [()]
+    rows = max(1, most_bytes // (math.prod(shape[cut + 1 :]) * itemsize))
+    behind = tuple(slice(0, size) for size in shape[cut + 1 :])
+    return [
+        (*(slice(i, i + 1) for i in outer), slice(start, min(start + rows, shape[cut])), *behind)
+        for outer in np.ndindex(*shape[:cut])
+        for start in range(0, shape[cut], rows)
+    ]
+
+
+def aliases(array: jax.Array, roots: Sequence[Array]) -> list[bool]:
+    """For each shard, whether it lies in the memory of one of these host arrays, which JAX may share on CPU."""
+    ranges = [(root.ctypes.data, root.ctypes.data + root.nbytes) for root in roots if root.nbytes]
+    if not ranges or any(device.platform != "cpu" for device in array.sharding.device_set):
+        return [False]
+    pointers = [shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards]
+    return [any(start <= pointer < stop for start, stop in ranges) for pointer in pointers]
+
+
+def own_copy(array: jax.Array) -> jax.Array:
+    """The same array in memory that nobody shares, shard by shard."""
+    parts = [
+        jax.device_put(np.asarray(shard.data), shard.device, may_alias=False) for shard in array.addressable_shards
+    ]
+    return jax.make_array_from_single_device_arrays(array.shape, array.sharding, parts)

@@ -1,0 +1,92 @@
+"""Resident arrays: on the devices until they are deleted, and unchanged as long as they are there."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from shardserve_proto.dtypes import name_of
+from shardserve_proto.errors import Expired
+from shardserve_proto.specs import P, spec_to_wire
+
+from .ledger import Ledger, Reservation
+from .placement import Where
+
+
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """A resident array. Whoever holds this object keeps the array, deleted or not."""
+
+    array: jax.Array
+    where: Where
+    device_bytes: int
+
+    def info(self) -> dict[str, Any]:
+        """The fields of an `ArrayInfo` that the engine knows."""
+        placed = self.where.placed
+        return {
+            "dtype": name_of(placed.aval.strong_dtype),
+            "shape": placed.aval.shape,
+            "spec": spec_to_wire(placed.spec or P()),
+            "mesh": self.where.mesh or (),
+            "shard_shape": self.array.sharding.shard_shape(self.array.shape),
+            "nbytes": placed.nbytes,
+            "device_bytes": self.device_bytes,
+        }
+
+
+def device_bytes(array: jax.Array) -> int:
+    """What an array takes on all its devices, replicas included."""
+    shard: int = array.dtype.itemsize
+    for size in array.sharding.shard_shape(array.shape):
+        shard *= size
+    return shard * len(array.sharding.device_set)
+
+
+class Store:
+    """The resident arrays of one engine, each under its owner and id; safe to use from many threads."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._arrays: dict[tuple[str, bytes], Stored] = {}
+        self._lock = threading.Lock()
+
+    def get(self, owner: str, key: bytes) -> Stored:
+        """An array.
+
+        Raises:
+            Expired: there is none any more.
+        """
+        stored = self._arrays.get((owner, key))
+        if stored is None:
+            raise Expired(f"the array {key.hex()} is not on the devices any more; put it again")
+        return stored
+
+    def keep(self, owner: str, key: bytes, array: jax.Array, where: Where, paid_by: Reservation) -> Stored:
+        """Keep an array; the memory that its call reserved goes over to it.
+
+        Of two calls that keep the same id the first one wins: arrays never change, so a repeat is harmless.
+        """
+        stored = Stored(array, where, device_bytes(array))
+        with self._lock:
+            known = self._arrays.get((owner, key))
+            if known is not None:
+                return known
+            held = self._ledger.take_over(paid_by, stored.device_bytes, key=key)
+            weakref.finalize(stored, held.release).atexit = False  # running calls may keep it beyond its deletion
+            self._arrays[(owner, key)] = stored
+        return stored
+
+    def delete(self, owner: str, keys: Iterable[bytes]) -> None:
+        """Forget arrays; calls that use them keep them to their end."""
+        with self._lock:
+            for key in keys:
+                self._arrays.pop((owner, key), None)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
