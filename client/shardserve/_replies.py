@@ -14,15 +14,13 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from shardserve_proto.abstract import Aval
-from shardserve_proto.dtypes import dtype_named
 from shardserve_proto.errors import BadReply, OutOfMemory, ShardserveError, from_wire
-from shardserve_proto.frames import PRELUDE_BYTES, Layout, check_gap, decode_header, decode_prelude
-from shardserve_proto.limits import LIMITS
-from shardserve_proto.messages import CallReply, Report, Segment, frame_layout
-from shardserve_proto.programs import validate
+from shardserve_proto.frames import PRELUDE_BYTES, Layout, check_gap, decode_prelude
+from shardserve_proto.messages import Report
 
 from ._arrays import Array, bytes_of
 from ._config import JSON_REPLY_BYTES
+from ._reply_heads import read_reply_head
 
 T = TypeVar("T")
 _MESSAGE_LENGTH = 2000
@@ -97,8 +95,7 @@ class FrameReader:
         prelude = decode_prelude(bytes(self._head[:PRELUDE_BYTES]))
         view = self._collect(view, PRELUDE_BYTES + prelude.header_bytes)
         if len(self._head) == PRELUDE_BYTES + prelude.header_bytes:
-            header = bytes(self._head[PRELUDE_BYTES:])
-            self._begin(validate(CallReply, decode_header(header)), len(header), prelude.segments)
+            self._begin(bytes(self._head[PRELUDE_BYTES:]), prelude.segments)
         return view
 
     def _collect(self, view: memoryview, length: int) -> memoryview:
@@ -107,18 +104,17 @@ class FrameReader:
         self.received_bytes = len(self._head)
         return view[missing:]
 
-    def _begin(self, reply: CallReply, header_bytes: int, declared: int) -> None:
-        layout = frame_layout(header_bytes, reply.segments, declared=declared, body_bytes=LIMITS.body_bytes)
-        if self._declared_bytes is not None and self._declared_bytes != layout.total:
-            raise BadReply(f"the server's reply has {self._declared_bytes} bytes, its header describes {layout.total}")
-        if self._expected is not None:
-            _check_expected(reply.segments, self._expected)
+    def _begin(self, header: bytes, declared: int) -> None:
+        head, self._report = read_reply_head(header, declared=declared, expected=self._expected)
+        total = head.layout.total
+        if self._declared_bytes is not None and self._declared_bytes != total:
+            raise BadReply(f"the server's reply has {self._declared_bytes} bytes, its header describes {total}")
         try:
-            self._arrays = [np.empty(segment.shape, dtype_named(segment.dtype)) for segment in reply.segments]
+            self._arrays = [np.empty(shape, dtype) for shape, dtype in head.arrays]
         except MemoryError:
-            raise OutOfMemory(f"this machine has no room for the results, {layout.total} bytes") from None
+            raise OutOfMemory(f"this machine has no room for the results, {total} bytes") from None
         self._targets = [bytes_of(array) for array in self._arrays]
-        self._layout, self._report = layout, reply.report
+        self._layout = head.layout
 
     def _feed_segments(self, view: memoryview) -> None:
         layout = self._layout
@@ -153,15 +149,6 @@ class FrameReader:
         data = view[: len(target) - position]
         target[position : position + len(data)] = data
         return len(data)
-
-
-def _check_expected(segments: Sequence[Segment], expected: Sequence[Aval]) -> None:
-    if len(segments) != len(expected):
-        raise BadReply(f"the server answers with {len(segments)} arrays, the program has {len(expected)} results")
-    for index, (segment, aval) in enumerate(zip(segments, expected, strict=True)):
-        if segment.shape != aval.shape or dtype_named(segment.dtype) != aval.strong_dtype:
-            found = f"{segment.dtype}{list(segment.shape)}"
-            raise BadReply(f"result {index} of the server is {found}, but the program gives {aval}")
 
 
 def _as_result(array: Array) -> Any:
