@@ -90,6 +90,11 @@ def encode_header(header: dict[str, Any]) -> bytes:
     return packed
 
 
+def encode_prelude(header_bytes: int, segments: int) -> bytes:
+    """The first 16 bytes of a frame."""
+    return PRELUDE.pack(MAGIC, VERSION, 0, header_bytes, segments)
+
+
 def encode_frame(header: bytes, segments: Sequence[memoryview]) -> list[Buffer]:
     """A frame as a list of buffers to send one after another; segments are not copied.
 
@@ -98,7 +103,7 @@ def encode_frame(header: bytes, segments: Sequence[memoryview]) -> list[Buffer]:
         segments: flat byte views of C-ordered arrays.
     """
     layout = lay_out(len(header), [segment.nbytes for segment in segments])
-    parts: list[Buffer] = [PRELUDE.pack(MAGIC, VERSION, 0, len(header), len(segments)) + header]
+    parts: list[Buffer] = [encode_prelude(len(header), len(segments)) + header]
     position = PRELUDE_BYTES + len(header)
     for offset, segment in zip(layout.offsets, segments, strict=True):
         if offset > position:

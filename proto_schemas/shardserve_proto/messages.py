@@ -44,14 +44,16 @@ Argument: TypeAlias = SegmentArgument | ArrayArgument | Constant
 
 
 def _check_label(name: object) -> object:
-    if isinstance(name, str) and not LABEL.fullmatch(name):
+    if isinstance(name, str) and (not LABEL.fullmatch(name) or HEX_ID.fullmatch(name)):
         raise ValueError(
-            "an array's name is 1 to 64 letters, digits and any of . _ / : -, beginning with a letter or digit"
+            "an array's name is a letter and at most 63 letters, digits or any of . _ - behind it; 32 hex digits "
+            "are an id"
         )
     return name
 
 
-LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:-]{0,63}")
+HEX_ID = re.compile(r"[0-9a-f]{32}")
+LABEL = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}")
 Label: TypeAlias = Annotated[str, BeforeValidator(_check_label)]
 
 
@@ -359,7 +361,9 @@ def _check_ids(call: CallRequest) -> None:
     segment = call.segments[call.ids]
     known = segment.shape[0] if len(segment.shape) == 2 else 0
     if segment.dtype != "uint8" or segment.shape != (known, ID_BYTES):
-        raise ProgramError(f"the segment of ids is uint8 of shape (arrays, {ID_BYTES}), not {segment.dtype}{segment.shape}")
+        raise ProgramError(
+            f"the segment of ids is uint8 of shape (arrays, {ID_BYTES}), not {segment.dtype}{segment.shape}"
+        )
     for row in (*rows, *kept):
         if row >= known:
             raise ProgramError(f"the call refers to id {row} of {known}")

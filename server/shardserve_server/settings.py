@@ -53,6 +53,10 @@ def _half_of_memory() -> ByteSize:
     return ByteSize(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
 
 
+def _quarter_of_memory() -> ByteSize:
+    return ByteSize(_half_of_memory() // 2)
+
+
 def _setting(default: Any = ..., *, unit: str = "", meaning: str, **constraints: Any) -> Any:
     extra: dict[str, Any] = {"unit": unit}
     if callable(default):
@@ -91,6 +95,13 @@ class Settings(BaseSettings):
     buffer_kind: BufferKind = _setting(default_kind, meaning="memfd, or file (an unlinked mapped file)")
     memory_bytes: Bytes | None = _setting(
         None, unit="bytes", meaning="device memory that calls may plan with; empty = most of what there is"
+    )
+    array_ttl_s: Seconds = _setting(
+        3600.0, unit="s", meaning="lease of a resident array that names none; each use renews it"
+    )
+    arrays_per_owner: Count = _setting(10_000, unit="arrays", meaning="resident arrays that one key may have")
+    pinned_bytes: Bytes = _setting(
+        _quarter_of_memory, unit="bytes", meaning="host copies of pinned arrays, all together"
     )
     compile_cache_entries: Count = _setting(256, unit="programs", meaning="compiled programs that are kept")
     queue_depth: Count = _setting(256, unit="calls", meaning="calls that may wait for the engine")
@@ -226,6 +237,7 @@ def _unit(extra: object) -> str:
 
 def _default(info: Any) -> str:
     named = {_default_state_dir: "~/.local/state/shardserve", _half_of_memory: "half of the host's memory", dict: ""}
+    named |= {_quarter_of_memory: "a quarter of the host's memory"}
     if info.default_factory is not None:
         return named.get(info.default_factory, str(info.default_factory()))
     return "" if info.default is None else str(info.default)

@@ -232,7 +232,8 @@ def _function(plan: Plan, registry: Registry, mesh: Mesh | None) -> Any:
         values = [next(arrays) if aval.value is None else aval.value for aval in plan.inputs]
         outputs, avals = runner.run_mapped(plan.program, plan.mapping, values, plan.inputs, scope)
         return tuple(
-            _pad(output, aval, where.placed, mesh) for output, aval, where in zip(outputs, avals, plan.outputs, strict=True)
+            _pad(output, aval, where.placed, mesh)
+            for output, aval, where in zip(outputs, avals, plan.outputs, strict=True)
         )
 
     return run

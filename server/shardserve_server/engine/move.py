@@ -1,4 +1,4 @@
-"""Resident arrays on their way to another place: another spec, another mesh, other padding; never by way of the host."""
+"""Resident arrays on their way to another spec, another mesh or other padding; never by way of the host."""
 
 from __future__ import annotations
 

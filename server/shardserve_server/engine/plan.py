@@ -101,7 +101,7 @@ class _Question:
     names_mesh: bool
 
     def is_explicit(self) -> bool:
-        """Whether anything was said about placement, by specs or by where arrays lie; then the whole mesh takes part."""
+        """Whether specs, or where arrays lie, say anything about placement; then the whole mesh takes part."""
         given = (*self.in_specs, *self.out_specs)
         is_given = any(spec is not None for spec in given) or any(_constraints(self.program))
         return is_given or any(where is not None and where.mesh is not None for where in self.residents)
@@ -275,7 +275,8 @@ def _answer_transfer(question: _Question) -> _Answer:
             raise ShardingError(f"argument {number} is two results, with the specs {wanted[number]} and {spec}")
     is_spread = is_worth_spreading(question.inputs, question.mesh)
     arguments = tuple(
-        _transferred(question, number, wanted.get(number), is_spread=is_spread) for number in range(len(question.inputs))
+        _transferred(question, number, wanted.get(number), is_spread=is_spread)
+        for number in range(len(question.inputs))
     )
     meshes = [where.mesh for where in arguments if where.mesh is not None]
     outputs = tuple(arguments[number] for number in question.program.outputs)
@@ -329,5 +330,7 @@ def _key(plan: Plan) -> tuple[Any, ...]:
     program = msgpack.packb([plan.program.to_wire(), plan.mapping.to_wire()])
     # repr tells 1 from True and 0.0 from -0.0, which are equal in Python.
     inputs = tuple((aval.shape, name_of(aval.strong_dtype), repr(aval.value)) for aval in plan.inputs)
-    places = tuple((where.placed.spec, where.placed.padded_shape, where.mesh) for where in (*plan.arguments, *plan.outputs))
+    places = tuple(
+        (where.placed.spec, where.placed.padded_shape, where.mesh) for where in (*plan.arguments, *plan.outputs)
+    )
     return program, inputs, places, tuple(plan.moves), plan.mesh, plan.call.precision

@@ -134,7 +134,7 @@ def blocks(shape: Sequence[int], *, itemsize: int, most_bytes: int) -> list[Inde
 def aliases(array: jax.Array, roots: Sequence[Array]) -> list[bool]:
     """For each shard, whether it lies in the memory of one of these host arrays, which JAX may share on CPU."""
     ranges = [(root.ctypes.data, root.ctypes.data + root.nbytes) for root in roots if root.nbytes]
-    if not ranges or any(device.platform != "cpu" for device in array.sharding.device_set):
+    if not ranges or jax.default_backend() != "cpu":
         return [False]
     pointers = [shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards]
     return [any(start <= pointer < stop for start, stop in ranges) for pointer in pointers]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,13 +18,18 @@ from ..link.buffers import BufferPool
 from ..link.engine_process import EngineCommand, EngineProcess, engine_environment
 from ..link.transfer import EngineLink
 from ..settings import Settings
+from .arrays import Arrays
 from .auth import Gate, Keys
 from .calls import Calls
 from .errors import ErrorBoundary, error_of_status
 from .openapi import describe
+from .pins import Pins
 from .routes import health, kernels
 from .routes.calls import PATH, CallEndpoint
 from .services import Services
+
+#: A new lease may end before the next one that is known of, so the sweep never sleeps longer.
+SWEEP_S = 1.0
 
 
 def create_app(
@@ -38,8 +44,11 @@ def create_app(
     """
     pool = pool or make_pool(settings)
     engine = engine or make_engine(settings, pool)
-    calls = Calls(settings, engine, pool)
-    services = Services(settings, engine, pool, calls)
+    arrays = Arrays(engine, ttl_s=settings.array_ttl_s, most=settings.arrays_per_owner)
+    pins = Pins(pool, limit_bytes=settings.pinned_bytes)
+    engine.before_ready = lambda started: pins.restore(started, arrays)
+    calls = Calls(settings, engine, pool, arrays, pins)
+    services = Services(settings, engine, pool, calls, arrays, pins)
     app = FastAPI(
         title="shardserve",
         version=services.version,
@@ -76,13 +85,22 @@ def make_engine(settings: Settings, pool: BufferPool) -> EngineProcess:
     return EngineProcess(command, pool)
 
 
+async def _sweep(arrays: Arrays) -> None:
+    """End leases when they are over, also while nobody asks."""
+    while True:
+        pause = arrays.sweep()
+        await asyncio.sleep(SWEEP_S if pause is None else min(max(pause, 0.01), SWEEP_S))
+
+
 def _lifespan(services: Services):  # type: ignore[no-untyped-def]
     @asynccontextmanager
     async def run(_: FastAPI) -> AsyncIterator[None]:
         await services.engine.start()
+        sweeping = asyncio.create_task(_sweep(services.arrays))
         try:
             yield
         finally:
+            sweeping.cancel()
             await services.engine.stop()
             services.pool.close()
 

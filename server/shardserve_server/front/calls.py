@@ -12,33 +12,62 @@ from cachetools import LRUCache
 from starlette.types import Scope, Send
 
 from shardserve_proto.errors import BadFrame, DeadlineExceeded
-from shardserve_proto.frames import MEDIA_TYPE, PRELUDE_BYTES, Layout, align, decode_header, encode_frame
+from shardserve_proto.frames import (
+    MEDIA_TYPE,
+    PRELUDE_BYTES,
+    Layout,
+    align,
+    decode_header,
+    encode_frame,
+    encode_prelude,
+    lay_out,
+)
 from shardserve_proto.limits import LIMITS
-from shardserve_proto.messages import CallRequest, check_call, frame_layout
+from shardserve_proto.messages import ID_BYTES, ArrayArgument, CallRequest, Keep, check_call, frame_layout
 from shardserve_proto.programs import validate
 
 from ..link.buffers import BufferPool
-from ..link.transfer import EngineLink, EngineReply, Upload
+from ..link.stream import ReplyStream
+from ..link.transfer import CallOptions, EngineLink, EngineReply, Upload
 from ..settings import Settings
+from .arrays import Arrays, Record
 from .body import BodyReader, ClientGone
-from .protocol import Connection, connection_of
+from .connection import connection_of
+from .pins import Pins, copied_segments
+from .sending import Sender
 from .telemetry import server_timing
 
 #: Headers up to this size are remembered once read; identical calls have identical headers.
 REMEMBERED_HEADER_BYTES = 16 * 1024
 REMEMBERED_HEADERS = 512
-#: A reply up to this size is copied into one piece, which is cheaper than several writes.
-SMALL_REPLY_BYTES = 128 * 1024
-PIECE_BYTES = 2**20
 
 
 @dataclass(frozen=True)
 class CallHead:
-    """What the front needs to know of a call: where its segments lie, and how long its caller waits."""
+    """What the front needs to know of a call: where its segments lie, how long its caller waits, and its arrays.
+
+    Attributes:
+        ids: the segment of ids, and how many there are.
+        used: rows of the ids of resident arguments.
+        kept: what to keep of the outputs, with the segment that such an output is a copy of, if it is one.
+    """
 
     layout: Layout
     header_end: int
     timeout_s: float | None
+    ids: int | None = None
+    used: tuple[int, ...] = ()
+    kept: tuple[tuple[Keep, int | None], ...] = ()
+
+    @classmethod
+    def of(cls, call: CallRequest, layout: Layout, header_end: int) -> CallHead:
+        used = tuple(argument.array for argument in call.arguments if isinstance(argument, ArrayArgument))
+        kept = tuple(
+            (keep, segment)
+            for keep, segment in zip(call.kept(), copied_segments(call), strict=True)
+            if keep is not None
+        )
+        return cls(layout, header_end, call.timeout_s, call.ids, used, kept)
 
 
 class Calls:
@@ -47,12 +76,15 @@ class Calls:
     Arguments:
         engine: where they run.
         pool: the buffers that they travel in.
+        arrays, pins: the resident arrays that they refer to.
     """
 
-    def __init__(self, settings: Settings, engine: EngineLink, pool: BufferPool) -> None:
+    def __init__(self, settings: Settings, engine: EngineLink, pool: BufferPool, arrays: Arrays, pins: Pins) -> None:
         self.engine = engine
+        self.arrays = arrays
         self._settings = settings
         self._pool = pool
+        self._pins = pins
         self._heads: LRUCache[tuple[int, bytes], CallHead] = LRUCache(REMEMBERED_HEADERS)
 
     def head(self, header: bytes, *, declared: int) -> CallHead:
@@ -70,7 +102,7 @@ class Calls:
         call = validate(CallRequest, decode_header(header))
         check_call(call)
         layout = frame_layout(len(header), call.segments, declared=declared, body_bytes=self._settings.body_bytes)
-        head = CallHead(layout, PRELUDE_BYTES + len(header), call.timeout_s)
+        head = CallHead.of(call, layout, PRELUDE_BYTES + len(header))
         if len(header) <= REMEMBERED_HEADER_BYTES:
             self._heads[(declared, header)] = head
         return head
@@ -97,21 +129,32 @@ class Calls:
         _check_gaps(leading, upload)
 
     async def run(self, header: bytes, head: CallHead, upload: Upload, *, scope: Scope) -> EngineReply:
-        """Run the call; it is dropped when its client goes away.
+        """Run the call; it is dropped when its client goes away, with what it was to keep.
 
         Raises:
             ClientGone: the client went away.
-            ShardserveError: what the engine or the link says.
+            ShardserveError: what the registry of arrays, the engine or the link says.
         """
         arrived: float = scope["state"]["arrived"]
         now = time.monotonic()
-        deadline = now + self._settings.timeout_s if head.timeout_s is None else arrived + head.timeout_s
         owner: str = scope["state"].get("owner", "")
+        ids = _ids(head, upload)
+        self.arrays.use(owner, [ids[row] for row in head.used])
+        self.arrays.check_new(owner, [(ids[keep.array], keep) for keep, _ in head.kept], header)
+        options = CallOptions(
+            owner=owner,
+            ids=ids,
+            streams=connection_of(scope) is not None,
+            deadline=now + self._settings.timeout_s if head.timeout_s is None else arrived + head.timeout_s,
+            receive_s=now - arrived,
+        )
         connection = connection_of(scope)
         task = asyncio.current_task()
         take_back = connection.when_lost(task.cancel) if connection is not None and task is not None else None
         try:
-            return await self.engine.call(header, upload, owner=owner, deadline=deadline, receive_s=now - arrived)
+            reply = await self.engine.call(header, upload, options)
+            await self._keep(owner, head, header, upload, reply)
+            return reply
         except asyncio.CancelledError:
             if connection is not None and connection.is_lost and task is not None and task.uncancel() == 0:
                 raise ClientGone from None
@@ -119,6 +162,31 @@ class Calls:
         finally:
             if take_back is not None:
                 take_back()
+
+    async def _keep(self, owner: str, head: CallHead, header: bytes, upload: Upload, reply: EngineReply) -> None:
+        """Enter the arrays that the engine kept into the registry: all of them, or none."""
+        added: list[Record] = []
+        try:
+            for (keep, segment), (key, info) in zip(head.kept, reply.stored, strict=True):
+                if keep.pinned:
+                    self._pins.check_room(self.arrays, info["nbytes"])
+                record = self.arrays.add(owner, key, keep, info, header)
+                added.append(record)
+                if keep.pinned and record.copy is None:
+                    self.arrays.pin(record, await self._pins.copy(self.engine, record, upload, segment))
+        except BaseException:
+            reply.release()
+            self.arrays.delete(owner, [record.id for record in added])
+            self.engine.delete(owner, [key for key, _ in reply.stored])
+            raise
+
+
+def _ids(head: CallHead, upload: Upload) -> tuple[bytes, ...]:
+    if head.ids is None:
+        return ()
+    offset, nbytes = upload.segments[head.ids]
+    found = bytes(upload.view[offset : offset + nbytes])
+    return tuple(found[start : start + ID_BYTES] for start in range(0, nbytes, ID_BYTES))
 
 
 def _check_gaps(leading: bytes, upload: Upload) -> None:
@@ -140,38 +208,30 @@ def reply_phases(reply: EngineReply, *, arrived: float) -> dict[str, float]:
 
 async def send_reply(reply: EngineReply, *, scope: Scope, send: Send) -> None:
     """Send a reply as a frame, and release its buffer once the last byte is out of it."""
-    connection = connection_of(scope)
-    parts = encode_frame(reply.header, reply.segments)
-    total = sum(len(part) for part in parts)
+    layout = lay_out(len(reply.header), reply.sizes)
     headers = [
         (b"content-type", MEDIA_TYPE.encode()),
-        (b"content-length", b"%d" % total),
+        (b"content-length", b"%d" % layout.total),
         (b"server-timing", server_timing(reply_phases(reply, arrived=scope["state"]["arrived"]))),
     ]
+    sender = Sender(send, connection_of(scope), total=layout.total)
     try:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        if connection is None or total <= SMALL_REPLY_BYTES:
-            await send({"type": "http.response.body", "body": b"".join(parts)})
+        if reply.stream is not None:
+            await _send_stream(reply, reply.stream, layout, sender)
         else:
-            await _send_pieces(parts, total, connection=connection, send=send)
+            await sender.send_all(encode_frame(reply.header, reply.segments))
     finally:
-        # A callback, not an await: a cancelled task must not let go of bytes that are still to be sent.
-        if connection is None:
-            reply.release()
-        else:
-            connection.when_flushed(reply.release)
+        sender.when_sent(reply.release)
 
 
-async def _send_pieces(
-    parts: list[bytes | bytearray | memoryview], total: int, *, connection: Connection, send: Send
-) -> None:
-    """The parts in pieces, as views; a slow reader holds back the next one."""
-    sent = 0
-    for part in parts:
-        view = memoryview(part)
-        for start in range(0, len(view), PIECE_BYTES):
-            if connection.is_lost:
-                return
-            piece = view[start : start + PIECE_BYTES]
-            sent += len(piece)
-            await send({"type": "http.response.body", "body": piece, "more_body": sent < total})
+async def _send_stream(reply: EngineReply, stream: ReplyStream, layout: Layout, sender: Sender) -> None:
+    """The frame of a reply whose segments come window by window."""
+    position = PRELUDE_BYTES + len(reply.header)
+    await sender.send(encode_prelude(len(reply.header), len(reply.sizes)) + reply.header)
+    for number, (offset, size) in enumerate(zip(layout.offsets, layout.sizes, strict=True)):
+        if offset > position:
+            await sender.send(bytes(offset - position))
+        async for lease in stream.segment(number):
+            await sender.send_lease(lease)
+        position = offset + size

@@ -13,7 +13,9 @@ from shardserve_proto.messages import EngineInfo
 from ..link.buffers import BufferPool
 from ..link.transfer import EngineLink
 from ..settings import Settings
+from .arrays import Arrays
 from .calls import Calls
+from .pins import Pins
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,8 @@ class Services:
     engine: EngineLink
     pool: BufferPool
     calls: Calls
+    arrays: Arrays
+    pins: Pins
     version: str = version("shardserve")
 
     def engine_info(self) -> EngineInfo:

@@ -113,6 +113,7 @@ class BufferPool:
         self._numbers = itertools.count(1)
         self._leases: dict[int, Lease] = {}
         self._leased_bytes = 0
+        self._adopted: set[int] = set()
         self._spare: dict[int, list[SharedBuffer]] = {}
         self._spare_bytes = 0
         #: Called with the number of each buffer that is given back to the system, so that engines unmap it.
@@ -141,10 +142,22 @@ class BufferPool:
         """The lease of this number, if it is not over."""
         return self._leases.get(number)
 
+    def adopt(self, lease: Lease) -> None:
+        """The lease now belongs to a resident array, which pays for its memory: it is in transit no more.
+
+        Its buffer comes back when its last holder lets go, as any other's. Repeating it is harmless.
+        """
+        if not lease.is_over and lease.number not in self._adopted:
+            self._adopted.add(lease.number)
+            self._leased_bytes -= lease.buffer.capacity
+
     def take_back(self, lease: Lease) -> None:
         """The last holder let go: the buffer may serve the next lease."""
         del self._leases[lease.number]
-        self._leased_bytes -= lease.buffer.capacity
+        if lease.number in self._adopted:
+            self._adopted.discard(lease.number)
+        else:
+            self._leased_bytes -= lease.buffer.capacity
         self._spare.setdefault(lease.buffer.capacity, []).append(lease.buffer)
         self._spare_bytes += lease.buffer.capacity
         self._trim(self._spare_limit_bytes)

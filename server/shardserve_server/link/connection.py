@@ -6,8 +6,9 @@ import asyncio
 import itertools
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from shardserve_proto.errors import DeadlineExceeded, Overloaded, ShardserveError
 from shardserve_proto.messages import EngineInfo
@@ -18,13 +19,18 @@ from .channel import BrokenLink, LoopChannel
 from .descriptors import send_descriptor
 from .messages import (
     LINK_VERSION,
+    AskMemory,
     Call,
     Cancel,
+    Delete,
     Denied,
     Failed,
+    Fill,
+    Filled,
     Forget,
     Granted,
     Hello,
+    Memory,
     Message,
     Refused,
     Released,
@@ -33,13 +39,15 @@ from .messages import (
     error_from_wire,
     error_to_wire,
 )
-from .transfer import EngineReply, Upload
+from .stream import ReplyStream
+from .transfer import CallOptions, EngineReply, Upload
 
 
 @dataclass
 class _Pending:
     future: asyncio.Future[EngineReply]
     sent_at: float
+    lease: Lease | None = None
 
 
 class EngineConnection:
@@ -69,6 +77,8 @@ class EngineConnection:
         self._on_end = on_end
         self._channel: LoopChannel | None = None
         self._calls: dict[int, _Pending] = {}
+        self._windows: dict[int, asyncio.Future[Lease]] = {}  # by the lease that each is read into
+        self._questions: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._numbers = itertools.count(1)
         self._known_buffers: set[int] = set()
         self._holder = object()  # what this life of the engine holds, no other one does
@@ -78,33 +88,72 @@ class EngineConnection:
         """Take over the front's end of the message socket."""
         self._channel = await LoopChannel.open(messages, on_message=self._on_message, on_end=self._ended)
 
-    async def call(
-        self, header: bytes, upload: Upload, *, owner: str = "", deadline: float | None = None, receive_s: float = 0.0
-    ) -> EngineReply:
+    async def call(self, header: bytes, upload: Upload, options: CallOptions = CallOptions()) -> EngineReply:
         """Run a call; cancelling the awaiting task drops it, and frees its buffers, at once.
 
         Arguments:
             header: the bytes of a `CallRequest`.
-            deadline: on the monotonic clock.
 
         Raises:
             DeadlineExceeded: the deadline passed first.
             ShardserveError: what the engine answered.
         """
         number = next(self._numbers)
-        pending = _Pending(asyncio.get_running_loop().create_future(), time.monotonic())
-        self._send_call(number, header, upload, owner=owner, deadline=deadline, receive_s=receive_s)
+        pending = _Pending(asyncio.get_running_loop().create_future(), time.monotonic(), upload.lease)
+        self._send_call(number, header, upload, options)
         self._calls[number] = pending
-        timer = self._arm(number, deadline)
+        timer = self._arm(number, options.deadline)
         try:
             return await pending.future
         except asyncio.CancelledError:
-            _release_unread(pending.future)
+            self._drop_unread(pending.future, options.owner)
             raise
         finally:
             if timer is not None:
                 timer.cancel()
             self._abandon(number)
+
+    def delete(self, owner: str, ids: Sequence[bytes]) -> None:
+        """Have the engine forget resident arrays."""
+        self._send(Delete(owner, tuple(ids)))
+
+    async def memory(self) -> dict[str, Any]:
+        """What the engine's ledger says.
+
+        Raises:
+            EngineLost: it died meanwhile.
+        """
+        number = next(self._numbers)
+        future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._questions[number] = future
+        self._send(AskMemory(number))
+        try:
+            return await future
+        finally:
+            self._questions.pop(number, None)
+
+    def ask_window(self, call: int, segment: int, window: int, nbytes: int) -> asyncio.Future[Lease]:
+        """Have one window of a stream copied into a lease, which is the future's result."""
+        future: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
+        try:
+            lease = self._pool.lease(nbytes)
+        except ShardserveError as error:
+            future.set_exception(error)
+            return future
+        try:
+            self._introduce(lease.buffer)
+        except ShardserveError as error:
+            lease.release()
+            future.set_exception(error)
+            return future
+        lease.hold(self._holder)
+        self._windows[lease.number] = future
+        self._send(Fill(call, segment, window, lease.number, lease.buffer.number, nbytes))
+        return future
+
+    def end_stream(self, call: int) -> None:
+        """Nobody reads the rest of a stream."""
+        self._send(Cancel(call))
 
     def close(self) -> None:
         """End the link, which an engine takes as the request to end."""
@@ -118,6 +167,17 @@ class EngineConnection:
             if not pending.future.done():
                 pending.future.set_exception(error)
         self._calls.clear()
+        for number, future in self._windows.items():
+            lease = self._pool.find(number)
+            if lease is not None:
+                lease.release()
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # whoever reads the stream may have gone
+        self._windows.clear()
+        for question in self._questions.values():
+            if not question.done():
+                question.set_exception(error)
 
     def return_buffers(self) -> None:
         """The process is dead: whatever it held comes back."""
@@ -125,23 +185,23 @@ class EngineConnection:
             self._pool.on_discard.remove(self._forget)
         self._pool.drop_holder(self._holder)
 
-    def _send_call(
-        self, number: int, header: bytes, upload: Upload, *, owner: str, deadline: float | None, receive_s: float
-    ) -> None:
+    def _send_call(self, number: int, header: bytes, upload: Upload, options: CallOptions) -> None:
         lease = upload.lease
         if lease is not None:
             self._introduce(lease.buffer)
             lease.hold(self._holder)
         message = Call(
             call=number,
-            owner=owner,
+            owner=options.owner,
             header=header,
             segments=upload.segments,
             lease=lease.number if lease else None,
             buffer=lease.buffer.number if lease else None,
             nbytes=lease.nbytes if lease else len(upload.payload),
-            deadline=deadline,
-            receive_s=receive_s,
+            deadline=options.deadline,
+            receive_s=options.receive_s,
+            ids=options.ids,
+            streams=options.streams,
         )
         self._send(message, upload.payload)
 
@@ -194,6 +254,10 @@ class EngineConnection:
                 self._on_released(message.lease)
             case WantBuffer():
                 self._on_want(message)
+            case Filled():
+                self._on_filled(message)
+            case Memory():
+                self._on_memory(message)
             case Hello():
                 if message.version != LINK_VERSION:
                     raise BrokenLink("front and engine are of different versions")
@@ -212,18 +276,64 @@ class EngineConnection:
                 lease.hold(FRONT)
             lease.release(self._holder)
         if pending is None or not is_wanted:
+            self._drop(message)
             return
+        if message.adopted and pending.lease is not None:
+            self._pool.adopt(pending.lease)
         view = lease.view if lease is not None else payload
         segments = tuple(view[offset : offset + nbytes] for offset, nbytes in message.segments)
-        release = lease.release if lease is not None else _nothing
+        stream = ReplyStream(self, message.call, message.windows) if message.windows else None
         pending.future.set_result(
-            EngineReply(message.header, segments, time.monotonic() - pending.sent_at, _release=release)
+            EngineReply(
+                header=message.header,
+                segments=segments,
+                engine_s=time.monotonic() - pending.sent_at,
+                stream=stream,
+                lease=lease,
+                stored=message.stored,
+                _release=_releaser(lease, stream),
+            )
         )
+
+    def _drop(self, message: Reply) -> None:
+        """Nobody waits for this reply: what it keeps in the engine goes."""
+        if message.windows:
+            self._send(Cancel(message.call))
+        if message.stored:
+            self._send(Delete(message.owner, tuple(key for key, _ in message.stored)))
+
+    def _drop_unread(self, future: asyncio.Future[EngineReply], owner: str) -> None:
+        """The reply came in the same turn of the loop as the cancellation; nobody will read it."""
+        if future.done() and not future.cancelled() and future.exception() is None:
+            reply = future.result()
+            reply.release()
+            if reply.stored:
+                self.delete(owner, [key for key, _ in reply.stored])
+
+    def _on_filled(self, message: Filled) -> None:
+        future = self._windows.pop(message.lease, None)
+        lease = self._pool.find(message.lease)
+        if lease is None or future is None:
+            return
+        lease.release(self._holder)
+        if message.error is not None or future.done():
+            lease.release()
+        if future.done():
+            return
+        if message.error is not None:
+            future.set_exception(error_from_wire(message.error))
+        else:
+            future.set_result(lease)
 
     def _settle(self, number: int, *, error: ShardserveError) -> None:
         pending = self._calls.pop(number, None)
         if pending is not None and not pending.future.done():
             pending.future.set_exception(error)
+
+    def _on_memory(self, message: Memory) -> None:
+        question = self._questions.get(message.call)
+        if question is not None and not question.done():
+            question.set_result(message.info)
 
     def _on_released(self, number: int) -> None:
         lease = self._pool.find(number)
@@ -254,10 +364,10 @@ class EngineConnection:
         self._on_end()
 
 
-def _release_unread(future: asyncio.Future[EngineReply]) -> None:
-    """The reply came in the same turn of the loop as the cancellation; nobody will read it."""
-    if future.done() and not future.cancelled() and future.exception() is None:
-        future.result().release()
+def _releaser(lease: Lease | None, stream: ReplyStream | None) -> Callable[[], None]:
+    if stream is not None:
+        return stream.close
+    return _nothing if lease is None else lease.release
 
 
 def _nothing() -> None:

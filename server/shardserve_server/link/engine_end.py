@@ -11,24 +11,29 @@ import threading
 import uuid
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
 import numpy as np
 import structlog
 
-from shardserve_proto.errors import InternalError, ShardserveError
+from shardserve_proto.errors import DeadlineExceeded, InternalError, ShardserveError
 from shardserve_proto.limits import LIMITS
 
 from .channel import BrokenLink, ThreadChannel
 from .descriptors import MappedBuffers
 from .messages import (
+    AskMemory,
     Call,
     Cancel,
+    Delete,
     Denied,
     Failed,
+    Fill,
+    Filled,
     Forget,
     Granted,
+    Memory,
     Message,
     Ranges,
     Released,
@@ -41,6 +46,17 @@ from .messages import (
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
+class Windows(Protocol):
+    """Large outputs that are read window by window."""
+
+    @property
+    def windows(self) -> tuple[tuple[int, ...], ...]: ...
+
+    def fill(self, segment: int, window: int, memory: memoryview) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class Answer(Protocol):
     """What an engine's future yields."""
 
@@ -49,6 +65,15 @@ class Answer(Protocol):
 
     @property
     def segments(self) -> Sequence[memoryview]: ...
+
+    @property
+    def stream(self) -> Windows | None: ...
+
+    @property
+    def stored(self) -> tuple[tuple[bytes, dict[str, Any]], ...]: ...
+
+    @property
+    def adopted(self) -> bool: ...
 
 
 class Submits(Protocol):
@@ -60,9 +85,16 @@ class Submits(Protocol):
         segments: Sequence[Bytes],
         *,
         allocate: Callable[[int], memoryview],
+        owner: str,
+        ids: Sequence[bytes],
+        streams: bool,
         deadline: float | None,
         receive_s: float,
     ) -> Future[Any]: ...
+
+    def delete(self, owner: str, ids: Sequence[bytes]) -> None: ...
+
+    def memory(self) -> dict[str, Any]: ...
 
 
 class _Outputs:
@@ -123,7 +155,9 @@ class EngineEnd:
         self._channel = channel
         self._buffers = buffers
         self._releases: queue.SimpleQueue[int | None] = queue.SimpleQueue()
-        self._calls: dict[int, tuple[Future[Any], _Outputs]] = {}
+        self._calls: dict[int, Future[Any]] = {}
+        self._streams: dict[int, Windows] = {}
+        self._windows = ThreadPoolExecutor(2, thread_name_prefix="link-windows")
         self._outputs: dict[int, _Outputs] = {}
         self._log = structlog.get_logger("shardserve.engine")
 
@@ -149,6 +183,12 @@ class EngineEnd:
                 self._outputs[message.call].grant(message.lease, view)
             case Denied():
                 self._outputs[message.call].deny(error_from_wire(message.error))
+            case Fill():
+                self._fill(message)
+            case Delete():
+                self._engine.delete(message.owner, message.ids)
+            case AskMemory():
+                self._channel.send(Memory(message.call, self._engine.memory()))
             case Forget():
                 self._buffers.forget(message.buffer)
             case _:
@@ -163,14 +203,17 @@ class EngineEnd:
                 call.header,
                 self._segments(call, payload),
                 allocate=outputs.allocate,
+                owner=call.owner,
+                ids=call.ids,
+                streams=call.streams,
                 deadline=call.deadline,
                 receive_s=call.receive_s,
             )
         except Exception as error:  # refused before it was queued
             future = Future()
             future.set_exception(error)
-        self._calls[call.call] = (future, outputs)
-        future.add_done_callback(lambda done: self._finish(call.call, done))
+        self._calls[call.call] = future
+        future.add_done_callback(lambda done: self._finish(call, done))
 
     def _segments(self, call: Call, payload: memoryview) -> list[Bytes]:
         """Read-only views of one root array; the lease is over when the root dies, which JAX may delay at will."""
@@ -184,36 +227,73 @@ class EngineEnd:
     def _cancel(self, number: int) -> None:
         known = self._calls.get(number)
         if known is not None:
-            known[0].cancel()
+            known.cancel()
+        stream = self._streams.pop(number, None)
+        if stream is not None:
+            stream.close()
 
-    def _finish(self, number: int, future: Future[Any]) -> None:
-        self._calls.pop(number, None)
-        outputs = self._outputs.pop(number)
+    def _fill(self, message: Fill) -> None:
+        memory = memoryview(self._buffers.writable(message.buffer))[: message.nbytes]
+        stream = self._streams.get(message.call)
+        self._windows.submit(self._fill_window, stream, message, memory)
+
+    def _fill_window(self, stream: Windows | None, message: Fill, memory: memoryview) -> None:
+        error = None
         try:
-            if not future.cancelled():
-                self._answer(number, future, outputs)
+            if stream is None:
+                raise DeadlineExceeded("nobody waits for the rest of this stream any more")
+            stream.fill(message.segment, message.window, memory)
+        except Exception as fault:  # it becomes the reader's named error
+            error = error_to_wire(self._named(fault))
+        try:
+            self._channel.send(Filled(message.call, message.lease, error))
         except BrokenLink:
             return  # the receiving thread learns the same
 
-    def _answer(self, number: int, future: Future[Any], outputs: _Outputs) -> None:
+    def _finish(self, call: Call, future: Future[Any]) -> None:
+        self._calls.pop(call.call, None)
+        outputs = self._outputs.pop(call.call)
+        try:
+            if not future.cancelled():
+                self._answer(call, future, outputs)
+        except BrokenLink:
+            return  # the receiving thread learns the same
+
+    def _answer(self, call: Call, future: Future[Any], outputs: _Outputs) -> None:
         error = future.exception()
         if error is None:
             try:
-                self._reply(number, future.result(), outputs)
+                self._reply(call, future.result(), outputs)
                 return
             except ValueError as fault:
                 error = fault
         if outputs.lease is not None:
             self._channel.send(Released(outputs.lease))
-        self._channel.send(Failed(number, error_to_wire(self._named(error))))
+        self._channel.send(Failed(call.call, error_to_wire(self._named(error))))
         _forget_frames(error)
 
-    def _reply(self, number: int, answer: Answer, outputs: _Outputs) -> None:
+    def _reply(self, call: Call, answer: Answer, outputs: _Outputs) -> None:
         ranges = outputs.ranges(answer.segments)
         if any(offset < 0 or offset + nbytes > outputs.view.nbytes for offset, nbytes in ranges):
             raise ValueError("an output lies outside of the room that was allocated for it")
+        windows: tuple[tuple[int, ...], ...] = ()
+        if answer.stream is not None:
+            self._streams[call.call] = answer.stream
+            windows = answer.stream.windows
         payload = () if outputs.lease is not None else (outputs.view,)
-        self._channel.send(Reply(number, answer.header, ranges, outputs.lease), payload)
+        self._channel.send(
+            Reply(
+                call=call.call,
+                header=answer.header,
+                segments=ranges,
+                lease=outputs.lease,
+                windows=windows,
+                owner=call.owner,
+                stored=answer.stored,
+                adopted=answer.adopted and call.lease is not None,
+            ),
+            payload,
+        )
 
     def _named(self, error: BaseException) -> ShardserveError:
         if isinstance(error, ShardserveError):

@@ -11,8 +11,9 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import structlog
 
@@ -21,7 +22,7 @@ from shardserve_proto.messages import EngineInfo
 
 from .buffers import BufferPool
 from .connection import EngineConnection
-from .transfer import EngineReply, EngineState, Upload
+from .transfer import CallOptions, EngineReply, EngineState, Upload
 
 ENGINE_PROGRAM = ("-m", "shardserve_server.engine.main")
 DEATHS_ALLOWED = 3
@@ -87,6 +88,7 @@ class EngineProcess:
         self.info: EngineInfo | None = None
         self.pid: int | None = None
         self.starts = 0
+        self.before_ready: Callable[[EngineConnection], Awaitable[None]] | None = None
         self._command = command
         self._pool = pool
         self._on_change = on_change
@@ -99,6 +101,7 @@ class EngineProcess:
         self._is_stopping = False
         self._gone = asyncio.Event()
         self._starting: asyncio.Task[None] | None = None
+        self._preparing: asyncio.Task[None] | None = None
         self._log = structlog.get_logger("shardserve.engine")
 
     async def start(self) -> None:
@@ -113,7 +116,7 @@ class EngineProcess:
         connection = EngineConnection(
             self._pool,
             descriptors=descriptor_ends[0],
-            on_hello=self._on_hello,
+            on_hello=lambda info: self._on_hello(info, connection),
             on_refused=self._on_refused,
             on_end=lambda: self._on_link_end(connection),
         )
@@ -140,16 +143,12 @@ class EngineProcess:
             self._kill()
             await self._gone.wait()
 
-    async def call(
-        self, header: bytes, upload: Upload, *, owner: str = "", deadline: float | None = None, receive_s: float = 0.0
-    ) -> EngineReply:
+    async def call(self, header: bytes, upload: Upload, options: CallOptions = CallOptions()) -> EngineReply:
         """Run a call on the engine.
 
         Arguments:
             header: the bytes of a `CallRequest`.
             upload: its segments; the caller's hold on their lease stays the caller's to release.
-            owner: the label of the key.
-            deadline: on the monotonic clock.
 
         Raises:
             EngineStarting: it is not ready yet.
@@ -157,7 +156,20 @@ class EngineProcess:
             DeadlineExceeded: the deadline passed first.
             ShardserveError: what the engine answered.
         """
-        return await self._ready_connection().call(header, upload, owner=owner, deadline=deadline, receive_s=receive_s)
+        return await self._ready_connection().call(header, upload, options)
+
+    def delete(self, owner: str, ids: Sequence[bytes]) -> None:
+        """Have the engine forget resident arrays; one that is gone has forgotten them already."""
+        if self._connection is not None:
+            self._connection.delete(owner, ids)
+
+    async def memory(self) -> dict[str, Any]:
+        """What the engine's ledger of device memory says.
+
+        Raises:
+            EngineStarting, EngineLost: it is not ready.
+        """
+        return await self._ready_connection().memory()
 
     def check_ready(self) -> EngineInfo:
         """What the engine tells of itself.
@@ -183,9 +195,33 @@ class EngineProcess:
         self.state, self.reason = state, reason
         self._on_change(state)
 
-    def _on_hello(self, info: EngineInfo) -> None:
+    def _on_hello(self, info: EngineInfo, connection: EngineConnection) -> None:
         self._disarm()
         self.info = info
+        if self.before_ready is None:
+            self._on_ready(info)
+            return
+        self._enter("starting", "the engine is loaded and takes its arrays back")
+        self._preparing = asyncio.get_running_loop().create_task(self._prepare(info, connection, self.before_ready))
+
+    async def _prepare(
+        self,
+        info: EngineInfo,
+        connection: EngineConnection,
+        before_ready: Callable[[EngineConnection], Awaitable[None]],
+    ) -> None:
+        try:
+            await before_ready(connection)
+        except EngineLost:
+            return  # it died meanwhile, and starts again
+        except Exception as error:
+            self._log.error("engine could not be prepared", exc_info=error)
+            self._kill()
+            return
+        if connection is self._connection and self.state == "starting":
+            self._on_ready(info)
+
+    def _on_ready(self, info: EngineInfo) -> None:
         self._start_s = time.monotonic() - self._started_at
         self._enter("ready", "")
         self._log.info("engine ready", pid=self.pid, start_s=round(self._start_s, 3), devices=len(info.devices))

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from shardserve_proto.errors import BY_CODE, InternalError, ShardserveError
 
 #: Spoken by both ends of one installation; a mismatch is a broken installation.
-LINK_VERSION = 1
+LINK_VERSION = 2
 
 Ranges: TypeAlias = tuple[tuple[int, int], ...]  # (offset, bytes) of each segment, in a buffer or in the payload
 
@@ -41,6 +41,8 @@ class Call:
         segments: where each segment lies.
         lease: the lease that holds the segments, or None when they are the payload.
         buffer, nbytes: the lease's buffer, and how much of it the lease covers.
+        ids: of the resident arrays that the call refers to, under its owner.
+        streams: whether large outputs may be read window by window.
         deadline: on the monotonic clock, which all processes of a host share.
         receive_s: seconds that the front took to receive the call, for the report.
     """
@@ -54,11 +56,13 @@ class Call:
     nbytes: int
     deadline: float | None
     receive_s: float
+    ids: tuple[bytes, ...] = ()
+    streams: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Front to engine: nobody waits for this call any more."""
+    """Front to engine: nobody waits for this call any more, or for the rest of its stream."""
 
     call: int
 
@@ -91,12 +95,22 @@ class Denied:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Engine to front: the outputs, in the granted lease or in the payload."""
+    """Engine to front: the outputs, in the granted lease, in the payload, or to be read as a stream.
+
+    Attributes:
+        windows: of a stream: for each output that is data, the bytes of its windows.
+        owner, stored: id and description of each output that the engine keeps, under its owner.
+        adopted: the call's own lease now belongs to an array that is kept; it is released with that array.
+    """
 
     call: int
     header: bytes
     segments: Ranges
     lease: int | None
+    windows: tuple[tuple[int, ...], ...] = ()
+    owner: str = ""
+    stored: tuple[tuple[bytes, dict[str, Any]], ...] = ()
+    adopted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +129,50 @@ class Released:
 
 
 @dataclass(frozen=True, slots=True)
+class Fill:
+    """Front to engine: copy one window of a stream into this lease, whose buffer is named first."""
+
+    call: int
+    segment: int
+    window: int
+    lease: int
+    buffer: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """Engine to front: the window is in the lease, or why it is not."""
+
+    call: int
+    lease: int
+    error: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Front to engine: forget these arrays; calls that use them keep them to their end."""
+
+    owner: str
+    ids: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AskMemory:
+    """Front to engine: what does the ledger say?"""
+
+    call: int
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Engine to front: the ledger of the devices."""
+
+    call: int
+    info: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Forget:
     """Front to engine: the buffer is gone for good; unmap it."""
 
@@ -122,10 +180,26 @@ class Forget:
 
 
 Message: TypeAlias = (
-    Hello | Refused | Call | Cancel | WantBuffer | Granted | Denied | Reply | Failed | Released | Forget
+    Hello
+    | Refused
+    | Call
+    | Cancel
+    | WantBuffer
+    | Granted
+    | Denied
+    | Reply
+    | Failed
+    | Released
+    | Fill
+    | Filled
+    | Delete
+    | AskMemory
+    | Memory
+    | Forget
 )
 _KINDS: tuple[type[Message], ...] = (
-    Hello, Refused, Call, Cancel, WantBuffer, Granted, Denied, Reply, Failed, Released, Forget,
+    Hello, Refused, Call, Cancel, WantBuffer, Granted, Denied, Reply, Failed, Released,
+    Fill, Filled, Delete, AskMemory, Memory, Forget,
 )  # fmt: skip
 _NUMBERS: dict[type[Message], int] = {kind: number for number, kind in enumerate(_KINDS)}
 _FIELD_NAMES: dict[type[Message], tuple[str, ...]] = {

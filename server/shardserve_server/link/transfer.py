@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from shardserve_proto.frames import Buffer, Layout, align
 from shardserve_proto.messages import EngineInfo
 
 from .buffers import BufferPool, Lease
 from .messages import Ranges
+from .stream import ReplyStream
 
 EngineState = Literal["starting", "ready", "down"]
 
@@ -64,18 +65,48 @@ class EngineReply:
 
     Attributes:
         header: the bytes of a `CallReply`.
-        segments: the bytes of each output.
+        segments: these outputs; empty when they are read from the stream.
+        stream: large outputs, window by window.
+        lease: of the buffer that the segments lie in, if they did not come with the message.
+        stored: id and description of each output that the engine keeps.
         engine_s: seconds between handing over the call and this reply.
     """
 
     header: bytes
     segments: tuple[memoryview, ...]
     engine_s: float
+    stream: ReplyStream | None = None
+    lease: Lease | None = None
+    stored: tuple[tuple[bytes, dict[str, Any]], ...] = ()
     _release: Callable[[], None] = field(default=lambda: None, repr=False)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The bytes of each output that is data."""
+        return tuple(map(len, self.segments)) if self.stream is None else self.stream.sizes
 
     def release(self) -> None:
         """Let the outputs' buffer go; call it only when no byte of the segments is still to be sent."""
         self._release()
+
+
+@dataclass(frozen=True)
+class CallOptions:
+    """What goes with a call beside its header and segments.
+
+    Attributes:
+        owner: the label of the key.
+        ids: of the resident arrays that the call refers to.
+        streams: whether large outputs may come as a stream.
+        deadline: on the monotonic clock.
+        receive_s: seconds that the front took to receive the call, for the report.
+    """
+
+    owner: str = ""
+    ids: tuple[bytes, ...] = ()
+    streams: bool = False
+    deadline: float | None = None
+    receive_s: float = 0.0
 
 
 class EngineLink(Protocol):
@@ -84,11 +115,15 @@ class EngineLink(Protocol):
     Attributes:
         state, reason: where it stands, and why.
         info: what it told of itself when it was last ready.
+        starts: how often it was started.
+        before_ready: awaited with a new life of the engine before anybody else may call it.
     """
 
     state: EngineState
     reason: str
     info: EngineInfo | None
+    starts: int
+    before_ready: Callable[[Any], Awaitable[None]] | None
 
     async def start(self) -> None: ...
 
@@ -96,6 +131,8 @@ class EngineLink(Protocol):
 
     def check_ready(self) -> EngineInfo: ...
 
-    async def call(
-        self, header: bytes, upload: Upload, *, owner: str, deadline: float | None, receive_s: float
-    ) -> EngineReply: ...
+    async def call(self, header: bytes, upload: Upload, options: CallOptions) -> EngineReply: ...
+
+    def delete(self, owner: str, ids: Sequence[bytes]) -> None: ...
+
+    async def memory(self) -> dict[str, Any]: ...

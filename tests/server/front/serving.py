@@ -8,7 +8,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,7 +32,7 @@ from shardserve_server.front.app import create_app
 from shardserve_server.front.auth import Keys
 from shardserve_server.front.server import bind, make_server
 from shardserve_server.link.buffers import BufferPool
-from shardserve_server.link.transfer import EngineLink, EngineReply, EngineState, Upload
+from shardserve_server.link.transfer import CallOptions, EngineLink, EngineReply, EngineState, Upload
 from shardserve_server.settings import Settings
 from tests.calls import Array, encode
 
@@ -56,6 +56,9 @@ class FakeEngine:
     headers: list[bytes] = field(default_factory=list)
     waiting: int = 0
     cancelled: int = 0
+    starts: int = 1
+    before_ready: Callable[[Any], Awaitable[None]] | None = None
+    deleted: list[tuple[str, bytes]] = field(default_factory=list)
     info: EngineInfo | None = field(
         default_factory=lambda: EngineInfo(
             versions={"fake": "1"},
@@ -81,22 +84,20 @@ class FakeEngine:
             raise EngineLost(self.reason, retry_after_s=60.0)
         return self.info
 
-    async def call(
-        self,
-        header: bytes,
-        upload: Upload,
-        *,
-        owner: str,
-        deadline: float | None,
-        receive_s: float,  # noqa: ARG002
-    ) -> EngineReply:
+    def delete(self, owner: str, ids: Sequence[bytes]) -> None:
+        self.deleted += [(owner, key) for key in ids]
+
+    async def memory(self) -> dict[str, Any]:
+        return {"device_limit_bytes": 2**30, "resident_bytes": 0, "reserved_bytes": 0, "holders": ()}
+
+    async def call(self, header: bytes, upload: Upload, options: CallOptions) -> EngineReply:
         self.check_ready()
-        self.owners.append(owner)
+        self.owners.append(options.owner)
         self.headers.append(header)
         call = msgpack.unpackb(header)
         match call["program"]["steps"][0]["kernel"]:
             case "wait":
-                await self._wait(deadline)
+                await self._wait(options.deadline)
             case "fault":
                 raise KeyError("/a/secret/path")
             case "crash":

@@ -51,6 +51,9 @@ class Done:
 
     header: bytes
     segments: list[memoryview]
+    stream: None = None
+    stored: tuple[()] = ()
+    adopted: bool = False
 
 
 class FakeEngine:
@@ -66,13 +69,18 @@ class FakeEngine:
         segments: Sequence[Bytes],
         *,
         allocate: Callable[[int], memoryview],
-        deadline: float | None,  # noqa: ARG002
-        receive_s: float,  # noqa: ARG002
+        **options: Any,  # noqa: ARG002
     ) -> Future[Done]:
         order = msgpack.unpackb(header)
         if order["do"] == "refuse":
             raise InvalidRequest("refused before it was queued")
         return self._threads.submit(self._run, order, [list(segments)], allocate)
+
+    def delete(self, owner: str, ids: Sequence[bytes]) -> None:
+        pass
+
+    def memory(self) -> dict[str, Any]:
+        return {}
 
     def _run(self, order: dict[str, Any], box: list[list[Bytes]], allocate: Callable[[int], memoryview]) -> Done:
         segments = box.pop()  # the pool's own references to its arguments live until the next call

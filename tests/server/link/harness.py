@@ -19,7 +19,7 @@ from shardserve_proto.limits import LIMITS
 from shardserve_server.link.buffers import BufferPool
 from shardserve_server.link.engine_process import EngineCommand, EngineProcess, engine_environment
 from shardserve_server.link.regions import BufferKind
-from shardserve_server.link.transfer import Upload
+from shardserve_server.link.transfer import CallOptions, Upload
 
 ROOT = Path(__file__).parents[3]
 T = TypeVar("T")
@@ -70,7 +70,7 @@ async def order(process: EngineProcess, do: str, *arrays: bytes, deadline: float
     """Have the fake engine do something; the outputs as bytes."""
     upload = prepare(process, arrays)
     try:
-        reply = await process.call(msgpack.packb({"do": do, **more}), upload, deadline=deadline)
+        reply = await process.call(msgpack.packb({"do": do, **more}), upload, CallOptions(deadline=deadline))
     finally:
         upload.release()
     try:

@@ -1,0 +1,332 @@
+"""The resident arrays of one engine, as their owners know them: handles, names and leases.
+
+The engine holds the arrays; what must outlive it is here: who may use which array under which name, for how long, and
+the host copies of pinned ones. An array that is gone is remembered for a while, so that its handle is told why.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from cachetools import LRUCache
+
+from shardserve_proto.errors import Expired, NameTaken, NotFound, QuotaExceeded, nearest
+from shardserve_proto.messages import ArrayInfo, Keep
+
+from .pins import HostCopy
+
+#: Ids of arrays that are gone, with the reason.
+GONE_REMEMBERED = 100_000
+#: An array whose label moved to another one lives on so long after each use.
+REPLACED_TTL_S = 60.0
+#: The owner of the operator's declared arrays, which everybody may use; no key can have it.
+DECLARED = "\0declared"
+
+Key = tuple[str, bytes]
+
+
+class KeepsArrays(Protocol):
+    """The part of an engine that the registry uses.
+
+    Attributes:
+        starts: how often it was started; an array belongs to one life of it.
+    """
+
+    starts: int
+
+    def delete(self, owner: str, ids: Sequence[bytes]) -> None: ...
+
+
+@dataclass(eq=False)
+class Record:
+    """One resident array.
+
+    Attributes:
+        info: what the engine told of it.
+        ttl_s: its lease; None when it is pinned or declared.
+        life: the life of the engine that has it.
+        digest: of the header that made it: a repeat of the same call is harmless, another call is a mistake.
+        copy: of a pinned array.
+    """
+
+    owner: str
+    id: bytes
+    info: dict[str, Any]
+    name: str | None
+    ttl_s: float | None
+    pinned: bool
+    life: int
+    digest: bytes
+    made_at: float
+    used_at: float
+    copy: HostCopy | None = None
+
+    @property
+    def key(self) -> Key:
+        return self.owner, self.id
+
+    @property
+    def expires_at(self) -> float | None:
+        return None if self.ttl_s is None else self.used_at + self.ttl_s
+
+    def unpin(self) -> None:
+        """Let the host copy go."""
+        if self.copy is not None:
+            self.copy.release()
+        self.pinned, self.copy = False, None
+
+
+class Arrays:
+    """Handles, names and leases. Belongs to the front's event loop.
+
+    Arguments:
+        ttl_s: the lease of an array that asks for none.
+        most: arrays that one owner may have.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self, engine: KeepsArrays, *, ttl_s: float, most: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._engine = engine
+        self._ttl_s = ttl_s
+        self._most = most
+        self._clock = clock
+        self._records: dict[Key, Record] = {}
+        self._names: dict[tuple[str, str], Record] = {}
+        self._counts: dict[str, int] = {}
+        self._gone: LRUCache[Key, str] = LRUCache(GONE_REMEMBERED)
+        self._ends: list[tuple[float, int, Key]] = []  # a heap; entries may be out of date
+        self._entry = 0
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(list(self._records.values()))
+
+    # --- looking up --------------------------------------------------------------------------------------------------
+
+    def find(self, owner: str, key: bytes) -> Record:
+        """An array that its owner, or everybody, may use; this does not count as a use.
+
+        Raises:
+            NotFound: unknown, or somebody else's: the answer is the same.
+            Expired: its lease is over, or it was lost with the engine.
+        """
+        record = self._records.get((owner, key)) or self._records.get((DECLARED, key))
+        if record is not None and self._is_live(record):
+            return record
+        reason = self._gone.get((owner, key))
+        if reason is None:
+            raise NotFound(f"there is no array {key.hex()}")
+        raise Expired(f"array {key.hex()}: {reason}")
+
+    def use(self, owner: str, keys: Iterable[bytes]) -> list[Record]:
+        """Arrays of a call; their leases begin anew. Raises as `find` does."""
+        records = [self.find(owner, key) for key in keys]
+        now = self._clock()
+        for record in records:
+            record.used_at = now
+        return records
+
+    def named(self, owner: str, name: str) -> Record:
+        """The array that has a label.
+
+        Raises:
+            NotFound: none has it, with the nearest label of this owner.
+        """
+        for space in (owner, DECLARED):
+            record = self._names.get((space, name))
+            if record is not None and self._is_live(record):
+                return record
+        known = [label for space, label in self._names if space in (owner, DECLARED)]
+        raise NotFound(f"no array has the name {name!r}{nearest(name, known)}")
+
+    def listing(self, owner: str) -> list[Record]:
+        """All arrays that the owner may use, newest first."""
+        self.sweep()
+        own = [record for record in self._records.values() if record.owner in (owner, DECLARED)]
+        return sorted((record for record in own if self._is_live(record)), key=lambda record: -record.made_at)
+
+    def describe(self, record: Record) -> ArrayInfo:
+        """An array as its owner sees it."""
+        now = self._clock()
+        return ArrayInfo(
+            **record.info,
+            id=record.id.hex(),
+            name=record.name,
+            age_s=round(now - record.made_at, 3),
+            ttl_s=record.ttl_s,
+            expires_in_s=None if record.expires_at is None else round(record.expires_at - now, 3),
+            pinned=record.pinned,
+            host_bytes=0 if record.copy is None else record.copy.nbytes,
+            is_declared=record.owner == DECLARED,
+        )
+
+    # --- making ------------------------------------------------------------------------------------------------------
+
+    def check_new(self, owner: str, wanted: Sequence[tuple[bytes, Keep]], header: bytes) -> None:
+        """Refuse early what `add` would refuse.
+
+        Raises:
+            NameTaken: an id or a label is in use.
+            QuotaExceeded: the owner has as many arrays as it may have.
+        """
+        self.sweep()
+        digest = _digest(header)
+        new = [key for key, _ in wanted if (owner, key) not in self._records]
+        if len(new) + self._counts.get(owner, 0) > self._most:
+            raise QuotaExceeded(
+                f"{self._counts.get(owner, 0)} arrays are kept for this key, and at most {self._most} may be; delete "
+                "some, or let their leases end",
+                details={"arrays": self._counts.get(owner, 0), "limit": self._most},
+            )
+        for key, keep in wanted:
+            known = self._records.get((owner, key))
+            if known is not None and known.digest != digest:
+                raise NameTaken(f"the id {key.hex()} is that of another array; each array takes a fresh random id")
+            self._check_name(owner, key, keep)
+
+    def _check_name(self, owner: str, key: bytes, keep: Keep) -> None:
+        holder = None if keep.name is None else self._names.get((owner, keep.name))
+        if holder is not None and holder.id != key and not keep.replace and self._is_live(holder):
+            raise NameTaken(
+                f"the name {keep.name!r} is that of array {holder.id.hex()}; replace=True moves it",
+                details={"id": holder.id.hex()},
+            )
+
+    def add(self, owner: str, key: bytes, keep: Keep, info: dict[str, Any], header: bytes) -> Record:
+        """An array that the engine has kept; its label moves to it at once.
+
+        Raises:
+            NameTaken: its label was taken meanwhile; the array is deleted again.
+        """
+        known = self._records.get((owner, key))
+        if known is not None and self._is_live(known):
+            return known  # a repeat of the call that made it
+        try:
+            self._check_name(owner, key, keep)
+        except NameTaken:
+            self._engine.delete(owner, [key])
+            raise
+        now = self._clock()
+        ttl_s = None if keep.pinned else keep.ttl_s or self._ttl_s
+        life = self._engine.starts
+        record = Record(owner, key, info, None, ttl_s, keep.pinned, life, _digest(header), now, now)
+        self._enter(record)
+        if keep.name is not None:
+            self._label(record, keep.name)
+        return record
+
+    def declare(self, key: bytes, name: str, info: dict[str, Any]) -> None:
+        """An array of the operator's table, which the engine has read anew."""
+        now = self._clock()
+        record = Record(DECLARED, key, info, None, None, False, self._engine.starts, b"", now, now)
+        self._records.pop(record.key, None)
+        self._records[record.key] = record
+        self._names[DECLARED, name] = record
+        record.name = name
+
+    def _enter(self, record: Record) -> None:
+        if record.key not in self._records:
+            self._counts[record.owner] = self._counts.get(record.owner, 0) + 1
+        self._records[record.key] = record
+        self._gone.pop(record.key, None)
+        self._schedule(record)
+
+    def _label(self, record: Record, name: str) -> None:
+        old = self._names.get((record.owner, name))
+        if old is not None and old is not record:
+            old.name = None
+            self._shorten(old)
+        self._names[record.owner, name] = record
+        record.name = name
+
+    def _shorten(self, record: Record) -> None:
+        """Running calls have what they need; whoever holds the handle has a last chance to use it."""
+        record.unpin()
+        record.ttl_s = min(record.ttl_s or REPLACED_TTL_S, REPLACED_TTL_S)
+        record.used_at = self._clock()
+        self._schedule(record)
+
+    # --- ending ------------------------------------------------------------------------------------------------------
+
+    def renew(self, record: Record, ttl_s: float) -> None:
+        """Another lease, from now on; a pinned array is one with a lease again."""
+        record.unpin()
+        record.ttl_s, record.used_at = ttl_s, self._clock()
+        self._schedule(record)
+
+    def pin(self, record: Record, copy: HostCopy) -> None:
+        """No lease from now on, and a copy that outlives the engine."""
+        record.unpin()
+        record.ttl_s, record.pinned, record.copy = None, True, copy
+
+    def delete(self, owner: str, keys: Iterable[bytes]) -> int:
+        """Forget arrays; unknown ones are skipped. Returns how many there were."""
+        found = [self._records[owner, key] for key in keys if (owner, key) in self._records]
+        for record in found:
+            self._drop(record, "it was deleted")
+        return len(found)
+
+    def sweep(self) -> float | None:
+        """End the leases that are over. Returns seconds until the next one ends."""
+        now = self._clock()
+        while self._ends and self._ends[0][0] <= now:
+            _, _, key = heapq.heappop(self._ends)
+            record = self._records.get(key)
+            if record is None or record.expires_at is None:
+                continue
+            if record.expires_at <= now:
+                self._drop(record, _over(record))
+            else:
+                self._schedule(record)  # it was used meanwhile
+        return max(0.0, self._ends[0][0] - now) if self._ends else None
+
+    def restored(self, record: Record, info: dict[str, Any]) -> None:
+        """A pinned array is on the devices of a new engine."""
+        record.info, record.life = info, self._engine.starts
+
+    def lose(self, record: Record, reason: str) -> None:
+        """An array could not be brought back."""
+        self._drop(record, reason)
+
+    def _is_live(self, record: Record) -> bool:
+        """Whether the array is there now; what is not is dropped."""
+        if record.expires_at is not None and record.expires_at <= self._clock():
+            self._drop(record, _over(record))
+        elif record.life != self._engine.starts and record.copy is None and record.owner != DECLARED:
+            self._drop(record, "it was lost when the engine died; put it again, or pin it with pinned=True")
+        else:
+            return True
+        return False
+
+    def _drop(self, record: Record, reason: str) -> None:
+        if self._records.pop(record.key, None) is None:
+            return
+        self._gone[record.key] = reason
+        self._counts[record.owner] -= 1
+        if record.name is not None and self._names.get((record.owner, record.name)) is record:
+            del self._names[record.owner, record.name]
+        record.unpin()
+        if record.life == self._engine.starts:
+            self._engine.delete(record.owner, [record.id])
+
+    def _schedule(self, record: Record) -> None:
+        if record.expires_at is not None:
+            self._entry += 1
+            heapq.heappush(self._ends, (record.expires_at, self._entry, record.key))
+
+
+def _digest(header: bytes) -> bytes:
+    return hashlib.blake2b(header, digest_size=16).digest()
+
+
+def _over(record: Record) -> str:
+    return f"its lease of {record.ttl_s:g} s is over; each use renews it, ttl= makes it longer, pinned=True ends it"

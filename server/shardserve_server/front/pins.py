@@ -1,0 +1,172 @@
+"""Pinned arrays: a host copy of each stays on the front's side, from which it is put back after an engine's death."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import structlog
+
+from shardserve_proto.errors import EngineLost, OutOfMemory, ShardserveError
+from shardserve_proto.frames import encode_header
+from shardserve_proto.messages import ID_BYTES, ArrayArgument, CallRequest, Keep, Segment, SegmentArgument
+from shardserve_proto.programs import Program
+from shardserve_proto.specs import WireSpec
+
+from ..link.buffers import BufferPool, Lease
+from ..link.transfer import CallOptions, EngineReply, Upload
+
+if TYPE_CHECKING:
+    from .arrays import Arrays, Record
+
+PINNED = "pinned"
+_TRANSFER = Program(inputs=1, outputs=(0,))
+
+
+@dataclass(frozen=True)
+class HostCopy:
+    """The bytes of a pinned array in host memory.
+
+    Attributes:
+        lease: of the shared buffer that holds them; a small array is in `payload` itself.
+    """
+
+    offset: int
+    nbytes: int
+    lease: Lease | None = None
+    payload: bytes = b""
+
+    def upload(self) -> Upload:
+        """These bytes as the segments of a call; the second one, of ids, is empty, since the message has them."""
+        return Upload(((self.offset, self.nbytes), (0, 0)), payload=self.payload, lease=self.lease)
+
+    def release(self) -> None:
+        """Give the memory back; repeating it is harmless."""
+        if self.lease is not None:
+            self.lease.release(PINNED)
+
+
+class Runs(Protocol):
+    """Whatever runs calls: an engine, or one life of it."""
+
+    async def call(self, header: bytes, upload: Upload, options: CallOptions) -> EngineReply: ...
+
+
+class Pins:
+    """Makes host copies and puts arrays back from them.
+
+    Arguments:
+        limit_bytes: of all host copies together.
+    """
+
+    def __init__(self, pool: BufferPool, *, limit_bytes: int) -> None:
+        self._pool = pool
+        self._limit_bytes = limit_bytes
+        self._log = structlog.get_logger("shardserve.front")
+
+    def check_room(self, arrays: Arrays, nbytes: int) -> None:
+        """Refuse a pin that host memory has no room for.
+
+        Raises:
+            OutOfMemory: with what is needed and what is free.
+        """
+        free = self._limit_bytes - pinned_bytes(arrays)
+        if nbytes > free:
+            raise OutOfMemory(
+                f"a host copy of {nbytes} bytes has no room: {max(0, free)} of {self._limit_bytes} bytes for pinned "
+                "arrays are free; unpin some, or raise the setting pinned_bytes",
+                details={"needed_bytes": nbytes, "free_bytes": max(0, free)},
+            )
+
+    async def copy(self, engine: Runs, record: Record, upload: Upload, segment: int | None) -> HostCopy:
+        """A copy of an array that a call has just kept.
+
+        Arguments:
+            segment: of the upload, when the array is a copy of it.
+        """
+        return await self.fetch(engine, record) if segment is None else self._of_upload(upload, segment)
+
+    def _of_upload(self, upload: Upload, segment: int) -> HostCopy:
+        """The copy that an upload is already: its buffer is kept and not written again."""
+        offset, nbytes = upload.segments[segment]
+        if upload.lease is None:
+            return HostCopy(0, nbytes, payload=bytes(upload.view[offset : offset + nbytes]))
+        upload.lease.hold(PINNED)
+        self._pool.adopt(upload.lease)
+        return HostCopy(offset, nbytes, upload.lease)
+
+    async def fetch(self, engine: Runs, record: Record) -> HostCopy:
+        """A copy of an array that is on the devices alone.
+
+        Raises:
+            ShardserveError: what the engine or the pool says.
+        """
+        request = CallRequest(program=_TRANSFER, arguments=(ArrayArgument(array=0),), segments=(_ids_segment(),), ids=0)
+        options = CallOptions(owner=record.owner, ids=(record.id,))
+        reply = await engine.call(encode_header(request.to_wire()), Upload(((0, 0),)), options)
+        try:
+            (segment,) = reply.segments
+            if reply.lease is None:
+                return HostCopy(0, len(segment), payload=bytes(segment))
+            reply.lease.hold(PINNED)
+            self._pool.adopt(reply.lease)
+            return HostCopy(0, len(segment), reply.lease)
+        finally:
+            reply.release()
+
+    async def restore(self, engine: Runs, arrays: Arrays) -> None:
+        """Put all pinned arrays on the devices of an engine that has just started, under their old handles.
+
+        An array that does not fit any more is lost by name; the others are not.
+
+        Raises:
+            EngineLost: the engine died meanwhile; its next life asks again.
+        """
+        for record in list(arrays):
+            if record.copy is None:
+                continue
+            try:
+                arrays.restored(record, await self._put(engine, record))
+            except EngineLost:
+                raise
+            except ShardserveError as error:
+                self._log.error("pinned array lost", id=record.id.hex(), reason=error.message)
+                arrays.lose(record, f"it could not be put back after the engine died: {error.message}")
+
+    async def _put(self, engine: Runs, record: Record) -> dict[str, object]:
+        assert record.copy is not None  # noqa: S101 - the caller's condition
+        segment = Segment(dtype=record.info["dtype"], shape=tuple(record.info["shape"]), nbytes=record.info["nbytes"])
+        spec: WireSpec = record.info["spec"]
+        mesh = tuple(record.info["mesh"]) or None
+        request = CallRequest(
+            program=_TRANSFER,
+            arguments=(SegmentArgument(segment=0),),
+            segments=(segment, _ids_segment()),
+            ids=1,
+            mesh=mesh,
+            out_shardings=None if mesh is None else (spec,),
+            results=(Keep(array=0),),
+        )
+        options = CallOptions(owner=record.owner, ids=(record.id,))
+        reply = await engine.call(encode_header(request.to_wire()), record.copy.upload(), options)
+        reply.release()
+        ((_, info),) = reply.stored
+        return info
+
+
+def pinned_bytes(arrays: Arrays) -> int:
+    """Host memory of all pinned arrays."""
+    return sum(record.copy.nbytes for record in arrays if record.copy is not None)
+
+
+def _ids_segment() -> Segment:
+    return Segment(dtype="uint8", shape=(1, ID_BYTES), nbytes=ID_BYTES)
+
+
+def copied_segments(call: CallRequest) -> Sequence[int | None]:
+    """For each output, the segment whose bytes it is, when the program computes nothing."""
+    if call.program.steps or call.mapping is not None:
+        return [None] * len(call.program.outputs)
+    arguments = [call.arguments[number] for number in call.program.outputs]
+    return [argument.segment if isinstance(argument, SegmentArgument) else None for argument in arguments]
