@@ -13,8 +13,8 @@ from typing import Any
 
 #: From this size on a piece of a body is worth two switches of protocol.
 BULK_BYTES = 256 * 1024
-#: One read from the kernel: a larger one would hold up the other connections for longer than it saves.
-READ_BYTES = 2**20
+#: One read from the kernel takes what its queue holds, mostly less than this; then the other connections have their turn.
+READ_BYTES = 4 * 2**20
 
 
 class ClientGone(Exception):

@@ -5,22 +5,28 @@ one use of it, with a set of holders (the front while it receives or sends, an e
 buffer returns to the pool when the last holder lets go. Only the first `nbytes` of a lease are ever handed out, and
 they are written before anybody reads them, so what an earlier lease left behind is not readable.
 
-The pool belongs to the front's event loop: nothing here is safe to call from another thread.
+The pool belongs to the front's event loop: nothing here is safe to call from another thread. Only the pages of large
+buffers are made in threads: of a new one while it is being filled, and of the spare one that takes the place of a
+buffer which stays with an array.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
+from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 
 from shardserve_proto.errors import OutOfMemory, TooLarge
 
+from .populate import Populator, populate
 from .regions import REGIONS, BufferKind, Region
 
 FRONT = "front"
 SMALLEST_BYTES = 128 * 1024
+#: Making the pages of a smaller buffer is not worth a thread.
+POPULATED_BYTES = 4 * 2**20
 
 
 def size_class(nbytes: int) -> int:
@@ -116,6 +122,10 @@ class BufferPool:
         self._adopted: set[int] = set()
         self._spare: dict[int, list[SharedBuffer]] = {}
         self._spare_bytes = 0
+        self._populator = Populator()
+        self._spare_maker = Populator()
+        self._made: deque[tuple[int, SharedBuffer | None]] = deque()
+        self._making_bytes = 0
         #: Called with the number of each buffer that is given back to the system, so that engines unmap it.
         self.on_discard: list[Callable[[int], None]] = []
 
@@ -133,9 +143,14 @@ class BufferPool:
                 "split the call, or raise the setting buffer_bytes",
                 details={"needed_bytes": nbytes, "limit_bytes": self._limit_bytes},
             )
-        lease = Lease(next(self._numbers), self._spare_buffer(capacity) or self._new(capacity), nbytes, holder, self)
+        self._collect()
+        spare = self._spare_buffer(capacity)
+        lease = Lease(next(self._numbers), spare or self._new(capacity), nbytes, holder, self)
         self._leases[lease.number] = lease
         self._leased_bytes += capacity
+        if spare is None and capacity >= POPULATED_BYTES:
+            view = lease.view
+            self._populator.submit(lambda: populate(view, should_stop=lambda: lease.is_over))
         return lease
 
     def find(self, number: int) -> Lease | None:
@@ -150,6 +165,7 @@ class BufferPool:
         if not lease.is_over and lease.number not in self._adopted:
             self._adopted.add(lease.number)
             self._leased_bytes -= lease.buffer.capacity
+            self._make_spare(lease.buffer.capacity)
 
     def take_back(self, lease: Lease) -> None:
         """The last holder let go: the buffer may serve the next lease."""
@@ -168,6 +184,7 @@ class BufferPool:
             lease.release(holder)
 
     def usage(self) -> PoolUsage:
+        self._collect()
         return PoolUsage(
             leases=len(self._leases),
             leased_bytes=self._leased_bytes,
@@ -179,6 +196,9 @@ class BufferPool:
     def close(self) -> None:
         """Give all spare memory back; buffers under a lease follow as their leases end."""
         self._spare_limit_bytes = 0
+        self._populator.stop()
+        self._spare_maker.stop()
+        self._collect()
         self._trim(0)
 
     def _spare_buffer(self, capacity: int) -> SharedBuffer | None:
@@ -189,14 +209,43 @@ class BufferPool:
         return spare.pop()  # the one used last: its pages are the warmest
 
     def _new(self, capacity: int) -> SharedBuffer:
-        self._trim(max(0, self._limit_bytes - self._leased_bytes - capacity))
-        free = self._limit_bytes - self._leased_bytes - self._spare_bytes
+        self._trim(max(0, self._limit_bytes - self._leased_bytes - self._making_bytes - capacity))
+        free = self._limit_bytes - self._leased_bytes - self._spare_bytes - self._making_bytes
         if capacity > free:
             raise _no_room(capacity, free)
         try:
             return SharedBuffer(next(self._numbers), capacity, self._make_region(capacity))
         except (OSError, ValueError) as error:  # no descriptors, no address space, a full disk
             raise _no_room(capacity, free) from error
+
+    def _make_spare(self, capacity: int) -> None:
+        """Have a thread make a buffer with all its pages, if there is no spare one and room for it."""
+        self._collect()
+        held = self._spare_bytes + self._making_bytes
+        room = min(self._spare_limit_bytes, self._limit_bytes - self._leased_bytes) - held
+        if POPULATED_BYTES <= capacity <= room and not self._spare.get(capacity):
+            self._making_bytes += capacity
+            number = next(self._numbers)
+            self._spare_maker.submit(lambda: self._made.append((capacity, self._make(number, capacity))))
+
+    def _make(self, number: int, capacity: int) -> SharedBuffer | None:
+        """Runs in a thread."""
+        try:
+            buffer = SharedBuffer(number, capacity, self._make_region(capacity))
+        except (OSError, ValueError):
+            return None
+        populate(buffer.view, should_stop=lambda: self._spare_maker.is_stopped)
+        return buffer
+
+    def _collect(self) -> None:
+        """Take over what the thread has made."""
+        while self._made:
+            capacity, buffer = self._made.popleft()
+            self._making_bytes -= capacity
+            if buffer is not None:
+                self._spare.setdefault(capacity, []).append(buffer)
+                self._spare_bytes += capacity
+                self._trim(self._spare_limit_bytes)
 
     def _trim(self, keep_bytes: int) -> None:
         """Discard spare buffers, largest first, until at most `keep_bytes` of them are left."""

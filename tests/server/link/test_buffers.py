@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import given
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 from shardserve_proto.errors import OutOfMemory, TooLarge
 from shardserve_server.link.buffers import SMALLEST_BYTES, BufferPool, Lease, size_class
 from shardserve_server.link.descriptors import MappedBuffers, send_descriptor
+from shardserve_server.link.populate import populate
 from shardserve_server.link.regions import REGIONS, BufferKind, default_kind
 
 from .harness import make_pool
@@ -219,6 +222,80 @@ def test_the_ledger_is_the_sum_of_the_leases(steps: list[tuple[bool, int]]) -> N
         lease.release()
     pool.close()
     assert (pool.usage().leased_bytes, pool.usage().spare_bytes) == (0, 0)
+
+
+def pages(lease: Lease) -> int:
+    """Bytes of a memfd that have memory behind them."""
+    return os.fstat(lease.buffer.descriptor).st_blocks * 512
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.005)
+
+
+def test_a_buffer_that_stays_with_an_array_is_in_transit_no_more_and_has_a_spare_in_its_place() -> None:
+    pool = make_pool(limit_bytes=32 * MIB, spare_bytes=16 * MIB)
+    lease = pool.lease(8 * MIB)
+    lease.hold("engine")
+    pool.adopt(lease)
+    lease.release()
+    assert pool.usage().leased_bytes == 0
+    wait_for(lambda: pool.usage().spare_bytes == 8 * MIB)
+    successor = pool.lease(7 * MIB + 1)
+    assert successor.buffer is not lease.buffer
+    if default_kind() == "memfd":
+        assert pages(successor) >= 8 * MIB, "its pages are there before it is used"
+    lease.release("engine")
+    successor.release()
+    assert pool.usage().spare_bytes == 16 * MIB
+    pool.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="madvise is Linux's")
+def test_the_pages_of_a_new_large_buffer_are_made_while_it_is_filled() -> None:
+    pool = make_pool(limit_bytes=32 * MIB, spare_bytes=0)
+    lease = pool.lease(16 * MIB)
+    wait_for(lambda: pages(lease) >= 16 * MIB)
+    small = pool.lease(MIB)
+    assert pages(small) == 0
+    small.release()
+    lease.release()
+    pool.close()
+
+
+def test_no_more_spare_buffers_are_made_than_the_limits_allow() -> None:
+    pool = make_pool(limit_bytes=40 * MIB, spare_bytes=8 * MIB)
+    leases = [pool.lease(8 * MIB) for _ in range(3)]
+    for lease in leases:
+        pool.adopt(lease)
+        pool.adopt(lease)
+    wait_for(lambda: pool.usage().spare_bytes == 8 * MIB)
+    assert pool.usage().spare_buffers == 1
+    large = pool.lease(40 * MIB)
+    assert pool.usage().spare_bytes == 0, "spare memory makes room for what is asked for"
+    for lease in (*leases, large):
+        lease.release()
+    pool.close()
+
+
+def test_a_pool_that_closes_waits_for_the_buffer_in_the_making() -> None:
+    before = open_descriptors()
+    pool = make_pool(limit_bytes=2**30, spare_bytes=2**30)
+    lease = pool.lease(256 * MIB)
+    pool.adopt(lease)
+    pool.close()
+    lease.release()
+    del lease
+    assert not [thread for thread in threading.enumerate() if thread.name == "populate"]
+    assert open_descriptors() == before
+
+
+def test_memory_that_cannot_be_populated_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "other")
+    assert not populate(memoryview(bytearray(8192)))
 
 
 def test_linux_uses_memfd_by_default() -> None:
