@@ -40,7 +40,7 @@ from .messages import (
     error_to_wire,
 )
 from .stream import ReplyStream
-from .transfer import CallOptions, EngineReply, Upload
+from .transfer import NO_OPTIONS, CallOptions, EngineReply, Upload
 
 
 @dataclass
@@ -88,7 +88,7 @@ class EngineConnection:
         """Take over the front's end of the message socket."""
         self._channel = await LoopChannel.open(messages, on_message=self._on_message, on_end=self._ended)
 
-    async def call(self, header: bytes, upload: Upload, options: CallOptions = CallOptions()) -> EngineReply:
+    async def call(self, header: bytes, upload: Upload, options: CallOptions = NO_OPTIONS) -> EngineReply:
         """Run a call; cancelling the awaiting task drops it, and frees its buffers, at once.
 
         Arguments:

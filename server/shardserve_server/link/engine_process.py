@@ -22,7 +22,7 @@ from shardserve_proto.messages import EngineInfo
 
 from .buffers import BufferPool
 from .connection import EngineConnection
-from .transfer import CallOptions, EngineReply, EngineState, Upload
+from .transfer import NO_OPTIONS, CallOptions, EngineReply, EngineState, Upload
 
 ENGINE_PROGRAM = ("-m", "shardserve_server.engine.main")
 DEATHS_ALLOWED = 3
@@ -143,7 +143,7 @@ class EngineProcess:
             self._kill()
             await self._gone.wait()
 
-    async def call(self, header: bytes, upload: Upload, options: CallOptions = CallOptions()) -> EngineReply:
+    async def call(self, header: bytes, upload: Upload, options: CallOptions = NO_OPTIONS) -> EngineReply:
         """Run a call on the engine.
 
         Arguments:

@@ -109,6 +109,9 @@ class CallOptions:
     receive_s: float = 0.0
 
 
+NO_OPTIONS = CallOptions()
+
+
 class EngineLink(Protocol):
     """An engine as the front uses it, wherever it runs.
 
