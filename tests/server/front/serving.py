@@ -15,6 +15,7 @@ from typing import Any
 
 import msgpack
 import numpy as np
+import uvicorn
 
 from shardserve_proto.dtypes import dtype_named
 from shardserve_proto.errors import (
@@ -150,6 +151,16 @@ class Served:
     engine: FakeEngine
     pool: BufferPool
     settings: Settings
+    connections: set[Any] = field(default_factory=set)
+
+    def connect(self, **options: int) -> socket.socket:
+        """A raw connection; options of the socket by name, set before it connects."""
+        stream = socket.socket()
+        stream.settimeout(20)
+        for name, value in options.items():
+            stream.setsockopt(socket.SOL_SOCKET, getattr(socket, name), value)
+        stream.connect(("127.0.0.1", self.port))
+        return stream
 
     def request(
         self, method: str, path: str, *, body: bytes | None = None, headers: dict[str, str] | None = None
@@ -260,6 +271,7 @@ def serving(
     keys: Keys | None = None,
     pool: BufferPool | None = None,
     make_engine: Callable[[BufferPool], EngineLink] = FakeEngine,
+    configure: Callable[[uvicorn.Config], None] = lambda _: None,
 ) -> Iterator[Served]:
     """A front in a thread, with an engine in its loop."""
     settings = settings or Settings(port=0, stop_grace_s=1)
@@ -269,11 +281,13 @@ def serving(
     with bind(settings) as listener:
         app = create_app(settings, keys, engine=engine, pool=pool)
         server = make_server(app, settings, on_listening=listening.set)
+        configure(server.config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="front")
         thread.start()
         try:
             assert listening.wait(10)
-            yield Served(listener.getsockname()[1], engine, pool, settings)  # type: ignore[arg-type]
+            connections = server.server_state.connections
+            yield Served(listener.getsockname()[1], engine, pool, settings, connections)  # type: ignore[arg-type]
         finally:
             server.should_exit = True
             thread.join(20)
