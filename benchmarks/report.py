@@ -3,45 +3,63 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import batched_dot, small_dot
-from .batched_dot import BatchedDot
-from .rounds import Band, Rounds
-from .small_dot import SmallDot
+from .measurements import PEERS, Measurement
+from .plot import plot
+from .rounds import Rounds, Run
+from .tables import row, rows_of, shown
+from .verdicts import Verdict, summary_of, verdicts
+
+SWEEP = "sweep "
 
 
-def write(folder: Path, machine: Mapping[str, Any], small: SmallDot, batched: BatchedDot, *, batch: int) -> None:
-    """Write RESULTS.md and results.json."""
+def write(folder: Path, facts: Mapping[str, Any], plan: Sequence[Measurement], runs: Mapping[str, Run]) -> str:
+    """Write RESULTS.md, results.json and the plot; the page is returned."""
     folder.mkdir(parents=True, exist_ok=True)
-    raw = {
-        "machine": machine,
-        "small_dot": {"microseconds": _microseconds(small.rounds), "phases_s": small.phases_s},
-        "batched_dot": {"batch": batch, "microseconds": _microseconds(batched.rounds), "phases_s": batched.phases_s},
-    }
+    raw = {**facts, "runs": {key: _raw(run) for key, run in runs.items()}}
     (folder / "results.json").write_text(json.dumps(raw) + "\n", encoding="utf-8")
-    (folder / "RESULTS.md").write_text(page(machine, small, batched, batch=batch), encoding="utf-8")
+    text = page(facts, plan, runs)
+    (folder / "RESULTS.md").write_text(text, encoding="utf-8")
+    (folder / "transfer.svg").write_text(plot(runs["transfer"], _bytes_of(plan)), encoding="utf-8")
+    return text
 
 
-def _microseconds(rounds: Rounds) -> dict[str, list[list[int]]]:
-    return {name: [[round(call * 1e6) for call in calls] for calls in lists] for name, lists in rounds.seconds.items()}
+def _raw(run: Run) -> dict[str, Any]:
+    rounded = {
+        quantity: {
+            name: [[float(f"{value:.6g}") for value in calls] for calls in rounds] for name, rounds in of.items()
+        }
+        for quantity, of in run.quantities.items()
+    }
+    return {"quantities": rounded, "failed": run.failed}
 
 
-def page(machine: Mapping[str, Any], small: SmallDot, batched: BatchedDot, *, batch: int) -> str:
-    """One page: machine, both tables, and where the time goes."""
+def _bytes_of(plan: Sequence[Measurement]) -> int:
+    nbytes: int = next(part.details["nbytes"] for each in plan if each.key == "transfer" for part in each.parts)
+    return nbytes
+
+
+def page(facts: Mapping[str, Any], plan: Sequence[Measurement], runs: Mapping[str, Run]) -> str:
+    """One page: the targets first, then each table, then who was not there."""
+    found = {each.key: list(verdicts(each, runs[each.key])) for each in plan}
+    sections = [_head(facts, found), _targets(found), "![up and down](transfer.svg)"]
+    sections += [_section(each, runs[each.key]) for each in plan if not each.key.startswith(SWEEP)]
+    sections += [_sweep(plan, runs), _absent(facts, plan, runs), _phases(facts)]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def _head(facts: Mapping[str, Any], found: Mapping[str, list[Verdict]]) -> str:
+    machine = facts["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
-    rounds = len(small.rounds.seconds[small_dot.OURS])
-    bound = small.rounds.ratio(small_dot.OURS, small_dot.ECHO, small_dot.JAX)
-    over_jax = batched.rounds.ratio(batched_dot.OURS, batched_dot.JAX)
-    gigabytes = batch * 28 / 1e9
-    speed = gigabytes / batched.phases_s["whole"]
     return f"""# Results
 
-`{machine["command"]}`: {rounds} interleaved rounds in rotated order, after one that does not count. Times are medians
-over the rounds of each round's median, with the band that holds the middle 80 % of them; ratios are taken round by
-round. Every answer was checked. The raw numbers are in [results.json](results.json).
+`{machine["command"]}`: interleaved rounds in rotated order, after one that does not count. A figure is the median over
+the rounds of each round's median, with the band that holds the middle 80 % of them; ratios are taken round by round.
+Every answer was checked. The raw numbers are in [results.json](results.json); what each peer does is in
+[README.md](README.md).
 
 {machine["cpu"]}, {machine["cores"]} cores, {machine["memory_gib"]} GiB, load {machine["load_before"]} before;
 {machine["system"]}, Python {machine["python"]}; {versions}.
@@ -49,48 +67,65 @@ round. Every answer was checked. The raw numbers are in [results.json](results.j
 Client, server and peers share the cores, and eight virtual devices of one CPU compute no faster than one: the tables
 tell what being remote costs, not what a mesh gains.
 
-## A dot of two 1 KiB vectors
-
-{_table(small.rounds)}
-
-shardserve takes {_band(bound)} times the bare echo of the same bytes by the same client plus JAX's own time.
-Where the time of one call goes:
-
-{_phases(small.phases_s)}
-
-## {batch:,} dots, (3, N) × (3, N) → (N,), batch over eight devices
-
-{_table(batched.rounds)}
-
-shardserve takes {_band(over_jax)} times JAX in process with the terms written out, which is what the server's kernel
-does. {gigabytes:.2f} GB cross the socket for each call: {speed:.2f} GB/s over the whole call. Where its time goes:
-
-{_phases(batched.phases_s)}
-
-*other* is the client itself, the way of the first byte, and the download behind the result's first byte.
-"""
+Targets: {summary_of(found)}."""
 
 
-def _table(rounds: Rounds) -> str:
-    lines = ["| | median | 10 % | 90 % |", "| --- | ---: | ---: | ---: |"]
-    for name in rounds.seconds:
-        band = rounds.band(name)
-        lines.append(f"| {name} | {_time(band.median)} | {_time(band.low)} | {_time(band.high)} |")
+def _targets(found: Mapping[str, list[Verdict]]) -> str:
+    lines = [row("target", "what", "found", ""), row("---", "---", "---:", "---")]
+    lines += [row(each.id, each.claim, each.found, each.word) for of in found.values() for each in of]
     return "\n".join(lines)
 
 
-def _phases(phases_s: Mapping[str, float]) -> str:
-    shown = {name: seconds for name, seconds in phases_s.items() if name != "compile"}
-    head = "| " + " | ".join(shown) + " |"
-    rule = "| " + " | ".join(["---:"] * len(shown)) + " |"
-    return "\n".join([head, rule, "| " + " | ".join(map(_time, shown.values())) + " |"])
+def _section(measurement: Measurement, run: Run) -> str:
+    names = [part.label for part in measurement.parts]
+    tables = {heading: run.rounds(quantity, measurement.statistic) for quantity, heading in measurement.shows.items()}
+    head = f"## {measurement.title}"
+    return "\n\n".join(part for part in (head, measurement.note, rows_of(names, tables, measurement.unit)) if part)
 
 
-def _band(band: Band) -> str:
-    return f"{band.median:.2f} ({band.low:.2f} to {band.high:.2f})"
+def _sweep(plan: Sequence[Measurement], runs: Mapping[str, Run]) -> str:
+    """The sizes in one table: the speed of ours and of the others, GB/s up / down."""
+    sizes = [each for each in plan if each.key.startswith(SWEEP)]
+    if not sizes:
+        return ""
+    names = [part.label for part in sizes[0].parts]
+    lines = [row("", *names), row("---", *["---:"] * len(names))]
+    for each in sizes:
+        nbytes = each.parts[0].details["nbytes"]
+        lines.append(row(shown(nbytes, "bytes"), *(_speeds(runs[each.key], name, nbytes) for name in names)))
+    return "## From small to large: GB/s up / down\n\n" + "\n".join(lines)
 
 
-def _time(seconds: float) -> str:
-    if seconds < 1e-3:
-        return f"{seconds * 1e6:.0f} µs"
-    return f"{seconds * 1e3:.2f} ms" if seconds < 0.1 else f"{seconds * 1e3:.0f} ms"
+def _speeds(run: Run, name: str, nbytes: int) -> str:
+    ways: list[Rounds] = [run.rounds("up"), run.rounds("down")]
+    if any(name not in way.values for way in ways):
+        return "none"
+    return " / ".join(f"{nbytes / way.band(name).median / 1e9:.2f}" for way in ways)
+
+
+def _absent(facts: Mapping[str, Any], plan: Sequence[Measurement], runs: Mapping[str, Run]) -> str:
+    """Who did not take part, and why: nobody is left out in silence."""
+    lines = [f"* {name}: {facts['missing'][folder]}" for name, folder in PEERS.items() if folder in facts["missing"]]
+    lines += list(_failures(facts, plan, runs))
+    return "## Not measured\n\n" + ("\n".join(lines) or "Everybody took part in everything.")
+
+
+def _failures(facts: Mapping[str, Any], plan: Sequence[Measurement], runs: Mapping[str, Run]) -> Iterator[str]:
+    for each in plan:
+        folders = {part.label: part.peer for part in each.parts}
+        for name, reason in runs[each.key].failed.items():
+            if folders[name] not in facts["missing"]:
+                yield f"* {name}, {each.title}: {reason}"
+
+
+def _phases(facts: Mapping[str, Any]) -> str:
+    """Where the time of our own calls goes, and what the peers take while nobody calls."""
+    text = ""
+    for title, phases in facts.get("phases_s", {}).items():
+        kept = {name: value for name, value in phases.items() if name != "compile"}
+        lines = [row(*kept), row(*["---:"] * len(kept)), row(*(shown(value, "s") for value in kept.values()))]
+        text += f"## Where the time of {title} goes\n\n" + "\n".join(lines) + "\n\n"
+    idle = ", ".join(
+        f"{name} {facts['idle_cpu'][folder]:.1%}" for name, folder in PEERS.items() if folder in facts["idle_cpu"]
+    )
+    return f"{text}While nobody calls, the peers take of one core: {idle}."

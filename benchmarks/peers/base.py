@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -54,8 +55,8 @@ class CannotDo(Exception):
     """The peer has no such thing; the message says so in the table."""
 
 
-class NoServer:
-    """The part of a peer that computes in this process."""
+class Plain:
+    """A peer that can do nothing yet, in this process."""
 
     extras: Mapping[str, Callable[..., Any]] = {}
 
@@ -64,6 +65,18 @@ class NoServer:
 
     def stop(self) -> None:
         return
+
+    def put(self, array: Array) -> Any:
+        raise CannotDo("it keeps no arrays")
+
+    def get(self, handle: Any, out: Array | None) -> Array:
+        raise CannotDo("it keeps no arrays")
+
+    def drop(self, handle: Any) -> None:
+        """Most let an array go with its last reference."""
+
+    def dot(self, x: Array, y: Array) -> Array:
+        raise CannotDo("it computes nothing")
 
     def server_pid(self) -> int | None:
         return None
@@ -110,14 +123,10 @@ class ServerProcess:
     def stop(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(STOP_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            pass
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)  # the group is the server's own
-        except ProcessLookupError:
-            pass
         self._process.wait()
 
 

@@ -7,12 +7,12 @@ from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-import jax  # noqa: E402 - the platform is chosen before
+import jax
 
 
 @jax.jit
 def dot(x: Any, y: Any) -> Any:
-    """The dot of two vectors; over (3, N) pairs with the terms written out, which XLA runs fastest on CPU."""
-    if x.ndim == 1:
+    """The dot with a vector; over (3, N) pairs with the terms written out, which XLA runs fastest on CPU."""
+    if y.ndim == 1:
         return jax.numpy.dot(x, y)
     return x[0] * y[0] + x[1] * y[1] + x[2] * y[2]

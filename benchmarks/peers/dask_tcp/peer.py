@@ -6,11 +6,11 @@ from typing import Any
 
 from distributed import Client
 
-from ..base import Array, NoServer, ServerProcess
+from ..base import Array, Plain, ServerProcess
 from .tasks import dot
 
 
-class Contender(NoServer):
+class Contender(Plain):
     """`direct` and `hash=False` are Dask's fast settings for one client and large arrays."""
 
     def start(self) -> None:
@@ -24,7 +24,7 @@ class Contender(NoServer):
     def put(self, array: Array) -> Any:
         return self._client.scatter(array, direct=True, hash=False)
 
-    def get(self, handle: Any, out: Array | None) -> Array:  # noqa: ARG002 - Dask makes the memory
+    def get(self, handle: Any, out: Array | None) -> Array:  # Dask makes the memory
         result: Array = self._client.gather(handle, direct=True)
         return result
 

@@ -21,21 +21,21 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow is untyp
         super().__init__("grpc://127.0.0.1:0")
         self._arrays: dict[str, Any] = {}
 
-    def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:  # noqa: ARG002
+    def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Keep the array under the path of the descriptor."""
         self._arrays[descriptor.path[0].decode()] = read_array(reader)
 
-    def do_get(self, context: Any, ticket: Any) -> Any:  # noqa: ARG002
+    def do_get(self, context: Any, ticket: Any) -> Any:
         """Send the array of the ticket."""
         batch = batch_of(self._arrays[ticket.ticket.decode()])
         return flight.RecordBatchStream(pa.RecordBatchReader.from_batches(SCHEMA, [batch]))
 
-    def do_action(self, context: Any, action: Any) -> Any:  # noqa: ARG002
+    def do_action(self, context: Any, action: Any) -> Any:
         """Forget the array that the body names."""
         del self._arrays[action.body.to_pybytes().decode()]
         return iter(())
 
-    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:  # noqa: ARG002
+    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Two arrays in, their dot out, as often as the stream brings them."""
         writer.begin(SCHEMA)
         while True:

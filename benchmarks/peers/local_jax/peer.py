@@ -7,20 +7,21 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from ..base import Array, NoServer
+from ..base import Array, Plain
+from .extras import EXTRAS, small_dot
+from .mesh import configure, split
 
-DEVICES = 8
 
-
-class Contender(NoServer):
+class Contender(Plain):
     """NumPy in, NumPy out; the way to the devices and back is part of each call."""
 
+    extras = EXTRAS
+    #: Of batched dots.
+    formula = "written out"
+
     def start(self) -> None:
-        jax.config.update("jax_platforms", "cpu")
-        jax.config.update("jax_num_cpu_devices", DEVICES)
-        jax.device_count()
+        configure()
 
     def put(self, array: Array) -> Any:
         return jax.block_until_ready(jax.device_put(array, split("devices", None)))
@@ -35,21 +36,10 @@ class Contender(NoServer):
         handle.delete()
 
     def dot(self, x: Array, y: Array) -> Array:
-        if x.ndim == 1:
+        if y.ndim == 1:
             return np.asarray(small_dot(x, y))
         pairs = split(None, "devices")
         return np.asarray(batched(self.formula)(jax.device_put(x, pairs), jax.device_put(y, pairs)))
-
-    formula = "written out"
-
-
-def split(*spec: str | None) -> NamedSharding:
-    """An array's place on all devices."""
-    mesh = jax.make_mesh((DEVICES,), ("devices",), axis_types=(AxisType.Auto,))
-    return NamedSharding(mesh, PartitionSpec(*spec))
-
-
-small_dot = jax.jit(jax.numpy.dot)
 
 
 def by_einsum(x: jax.Array, y: jax.Array) -> jax.Array:

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from pytriton.client import ModelClient
 
-from ..base import Array, NoServer, ServerProcess
+from ..base import Array, Plain, ServerProcess
 
 ORDER = np.zeros(1, np.float32)
 
 
-class Contender(NoServer):
+class Contender(Plain):
     """One client for each model, as PyTriton has them."""
 
     def start(self) -> None:
@@ -32,12 +32,9 @@ class Contender(NoServer):
     def put(self, array: Array) -> Any:
         return self._models["keep"].infer_sample(array)["bytes"]
 
-    def get(self, handle: Any, out: Array | None) -> Array:  # noqa: ARG002 - the client makes the memory
+    def get(self, handle: Any, out: Array | None) -> Array:
         result: Array = self._models["fetch"].infer_sample(ORDER)["x"]
         return result
-
-    def drop(self, handle: Any) -> None:
-        return  # the next one takes its place
 
     def dot(self, x: Array, y: Array) -> Array:
         result: Array = self._models["dot" if x.ndim == 1 else "dots"].infer_sample(x, y)["dot"]

@@ -25,7 +25,7 @@ def keep(x: Array) -> dict[str, Array]:
 
 
 @sample
-def fetch(order: Array) -> dict[str, Array]:  # noqa: ARG001 - a model has an input
+def fetch(order: Array) -> dict[str, Array]:
     """The array that is kept."""
     return {"x": kept[0]}
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from ..base import Array, CannotDo, NoServer, ServerProcess
+from ..base import Array, Plain, ServerProcess
 from .server import ORDER, receive
 
 
-class Contender(NoServer):
+class Contender(Plain):
     """`sendall` and `recv_into`; no dot."""
 
     #: Whether the server receives into memory that it keeps, or into fresh memory each time.
@@ -42,9 +42,6 @@ class Contender(NoServer):
     def drop(self, handle: Any) -> None:
         self._socket.sendall(ORDER.pack(b"D", 0))
         self._confirmed()
-
-    def dot(self, x: Array, y: Array) -> Array:
-        raise CannotDo("a socket computes nothing")
 
     def server_pid(self) -> int | None:
         return self._server.pid

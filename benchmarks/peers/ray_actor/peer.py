@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from ..base import Array, NoServer, ServerProcess
+from ..base import Array, Plain, ServerProcess
 from .node import ADDRESS, environment
 
 
-class Contender(NoServer):
+class Contender(Plain):
     """`ray.put`, `ray.get` and a method of the actor."""
 
     def start(self) -> None:
@@ -30,12 +30,9 @@ class Contender(NoServer):
     def put(self, array: Array) -> Any:
         return self._ray.put(array)
 
-    def get(self, handle: Any, out: Array | None) -> Array:  # noqa: ARG002 - the result lies in the shared memory
+    def get(self, handle: Any, out: Array | None) -> Array:
         result: Array = self._ray.get(handle)
         return result
-
-    def drop(self, handle: Any) -> None:
-        return  # the object goes with its last reference
 
     def dot(self, x: Array, y: Array) -> Array:
         result: Array = self._ray.get(self._actor.dot.remote(x, y))

@@ -27,7 +27,11 @@ class Dots:
 
 def main() -> None:
     node: Any = ray.init(
-        num_cpus=2, include_dashboard=False, object_store_memory=STORE_BYTES, log_to_driver=False, _node_ip_address=ADDRESS
+        num_cpus=2,
+        include_dashboard=False,
+        object_store_memory=STORE_BYTES,
+        log_to_driver=False,
+        _node_ip_address=ADDRESS,
     )
     actor = Dots.options(name="dots", namespace="benchmarks").remote()
     ray.get(actor.dot.remote(np.ones(4, np.float32), np.ones(4, np.float32)))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import sys
+import socket
 from typing import Any
 
 import uvicorn
+
+from ..base import announce, end_with_parent
 
 
 async def echo(scope: dict[str, Any], receive: Any, send: Any) -> None:
@@ -26,8 +28,11 @@ async def echo(scope: dict[str, Any], receive: Any, send: Any) -> None:
 
 
 def main() -> None:
-    port = int(sys.argv[1])
-    uvicorn.run(echo, host="127.0.0.1", port=port, lifespan="off", log_level="error", access_log=False, loop="uvloop")
+    end_with_parent()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        announce(port=listener.getsockname()[1])
+        config = uvicorn.Config(echo, lifespan="off", log_level="error", access_log=False, loop="uvloop")
+        uvicorn.Server(config).run(sockets=[listener])
 
 
 if __name__ == "__main__":
