@@ -7,6 +7,7 @@ when the bytes at hand are has a deadline. A small request, which comes whole, s
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import Callable
 from typing import Any, Final, cast
@@ -30,6 +31,9 @@ PAST: Final = 3  # the same, past the parser
 DEAF: Final = 4  # whatever still arrives is dropped
 
 
+_order = itertools.count()
+
+
 class FrontProtocol(HttpToolsProtocol):
     """One HTTP connection.
 
@@ -47,6 +51,7 @@ class FrontProtocol(HttpToolsProtocol):
         self._clock = Clock(self.loop, self._too_slow)
         self._head_bytes = 0
         self._head_tail = b""
+        self._is_behind = False
         self._parsed_bytes = 0
         self._left_bytes = 0
         self._dropped_bytes = 0
@@ -55,7 +60,7 @@ class FrontProtocol(HttpToolsProtocol):
         self._is_lingering = False
         self._fill: asyncio.Future[None] | None = None
         self._served = 0
-        self._idle_since = self.loop.time()
+        self._idle_since = next(_order)
 
     # ---- the connection comes and goes
 
@@ -172,6 +177,7 @@ class FrontProtocol(HttpToolsProtocol):
         self.scope["extensions"] = {EXTENSION: cast(Any, self.connection)}
         self._stage = HEAD
         self._parsed_bytes = 0
+        self._is_behind = not self._head_bytes
 
     def on_headers_complete(self) -> None:
         self._check_head()
@@ -187,10 +193,7 @@ class FrontProtocol(HttpToolsProtocol):
             raise _Refused
 
     def _check_head(self) -> None:
-        nbytes = 0
-        if not self._head_bytes:  # it began behind another message, within the same bytes
-            nbytes = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
-        if nbytes > self.limits.head_bytes:
+        if self._is_behind and self._shown_bytes() > self.limits.head_bytes:
             self._refusal = HeadTooLarge(f"a request's head has at most {self.limits.head_bytes} bytes")
         elif len(self.headers) > self.limits.head_fields:
             self._refusal = HeadTooLarge(f"a request has at most {self.limits.head_fields} header fields")
@@ -198,6 +201,11 @@ class FrontProtocol(HttpToolsProtocol):
             self._refusal = Overloaded("too many requests wait on this connection")
         if self._refusal is not None:
             raise _Refused
+
+    def _shown_bytes(self) -> int:
+        """The size of a head as it is usually written: its bytes were not counted, since it began amid others."""
+        line = len(self.parser.get_method()) + len(self.url) + len("  HTTP/1.1\r\n\r\n")
+        return line + sum(len(name) + len(value) + len(": \r\n") for name, value in self.headers)
 
     def on_body(self, body: bytes) -> None:
         self._parsed_bytes += len(body)
@@ -300,6 +308,8 @@ class FrontProtocol(HttpToolsProtocol):
             self._head_too_slow()
         elif self._stage in (BODY, PAST):
             self._body_too_slow()
+        else:
+            self._close()
 
     def _head_too_slow(self) -> None:
         if self._is_busy:  # reading may have paused for that
@@ -340,7 +350,7 @@ class FrontProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         self._served += 1
-        self._idle_since = self.loop.time()
+        self._idle_since = next(_order)
         if self._stage == DEAF or self.transport.is_closing():
             self._end_deaf()
             return
@@ -414,7 +424,7 @@ class FrontProtocol(HttpToolsProtocol):
         self._dropped_bytes = 0
         self.transport.write_eof()
         self.flow.resume_reading()
-        self.loop.call_later(LINGER_S, self._close)
+        self._clock.start(LINGER_S)
 
     def _close(self) -> None:
         """Close, and hold the client to the send deadline for what is still to be sent."""
