@@ -79,7 +79,7 @@ from ._elementwise import (
     where,
 )
 from ._local_server import LocalServer
-from ._products import astype, broadcast_to, dot, einsum, identity, matmul, reshape, transpose, vecdot
+from ._products import astype, broadcast_to, dot, einsum, identity, matmul, reshape, slice, transpose, vecdot
 from ._progress import Progress, progress_bar
 from ._reductions import axis_index, axis_size, max, mean, min, normalize, pmax, pmean, pmin, psum, sum
 from ._transforms import jit, vmap, with_sharding_constraint, xmap
@@ -168,6 +168,7 @@ __all__ = [
     "progress_bar",
     "psum",
     "reshape",
+    "slice",
     "sqrt",
     "subtract",
     "sum",

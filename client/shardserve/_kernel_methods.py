@@ -66,6 +66,17 @@ class KernelMethods(Generic[R]):
     def broadcast_to(self, x: ArrayLike, shape: Shape, **options: Unpack[CallOptions]) -> R:
         return self._kernel("broadcast_to", (x,), {"shape": shape}, options)
 
+    @kernel_method(_products.slice)
+    def slice(
+        self,
+        x: ArrayLike,
+        starts: Sequence[int],
+        stops: Sequence[int],
+        steps: Sequence[int],
+        **options: Unpack[CallOptions],
+    ) -> R:
+        return self._kernel("slice", (x,), {"starts": starts, "stops": stops, "steps": steps}, options)
+
     @kernel_method(_reductions.sum)
     def sum(
         self,

@@ -110,6 +110,20 @@ def transpose(x: Any, axes: Any = None) -> TracedArray:
     return apply("transpose", x, axes=axes)
 
 
+def slice(x: Any, starts: Any, stops: Any, steps: Any) -> TracedArray:
+    """The elements at `range(start, stop, step)` of each dimension; `x[...]` is the usual way to write it.
+
+    Arguments:
+        starts, stops, steps: an integer for each dimension; a step may be negative.
+
+    Raises:
+        ShapeError: another number of them than dimensions, or an element beyond the array.
+
+    Communication: none along dimensions that are whole; along split ones what brings the elements to their new places.
+    """
+    return apply("slice", x, starts=starts, stops=stops, steps=steps)
+
+
 def broadcast_to(x: Any, shape: Any) -> TracedArray:
     """The array repeated to a larger shape.
 

@@ -11,6 +11,7 @@ import numpy as np
 from shardserve_proto.errors import UntraceableFunction
 
 from ._arrays import is_scalar
+from ._indexing import BadIndex, part_of
 from ._location import user_line
 from ._params import wire_params
 from ._tracing import Value, current_trace
@@ -227,11 +228,13 @@ class TracedArray:
     def __contains__(self, item: Any) -> Never:
         raise refuse("`in` needs the values of an array that has none yet", "use ss.max(x == item)")
 
-    def __getitem__(self, key: Any) -> Never:
-        raise refuse(
-            "indexing is not supported",
-            "slice before the call, or use ss.vmap over the dimension, ss.einsum or ss.where",
-        )
+    def __getitem__(self, key: Any) -> TracedArray:
+        try:
+            part = part_of(self.shape, key)
+        except BadIndex as error:
+            raise refuse(f"{error}", "use ss.vmap over the dimension, ss.einsum or ss.where") from None
+        cut = apply("slice", self, **part.params) if part.sizes else self
+        return cut if part.shape == cut.shape else apply("reshape", cut, shape=part.shape)
 
     def __setitem__(self, key: Any, value: Any) -> Never:
         raise refuse("arrays are not changed in place", "use ss.where(condition, new, old)")

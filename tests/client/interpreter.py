@@ -221,6 +221,11 @@ def _einsum(*operands: Any, subscripts: str, dtype: str | None) -> Any:
     return np.einsum(subscripts, *operands, dtype=None if dtype is None else dtype_named(dtype))
 
 
+def _slice(x: Any, starts: Any, stops: Any, steps: Any) -> Any:
+    taken = [list(range(*bounds)) for bounds in zip(starts, stops, steps, strict=True)]
+    return np.asarray(x)[np.ix_(*taken)] if taken else np.asarray(x)
+
+
 _POSITIONAL: dict[str, Callable[..., Any]] = {
     "dot": _product(np.dot),
     "vecdot": _product(np.vecdot),
@@ -232,6 +237,7 @@ _POSITIONAL: dict[str, Callable[..., Any]] = {
     "reshape": np.reshape,
     "transpose": np.transpose,
     "broadcast_to": np.broadcast_to,
+    "slice": _slice,
 }
 
 

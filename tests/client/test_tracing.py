@@ -150,6 +150,13 @@ METHODS: dict[str, Function] = {
     "astype": lambda x: x.astype(np.int32),
     "astype name": lambda x: x.astype("float16"),
     "dot": lambda x: x.dot(x.T),
+    "index": lambda x: x[1],
+    "index two": lambda x: x[-1, 2],
+    "slice": lambda x: x[1:],
+    "slice backwards": lambda x: x[::-2, 3:0:-1],
+    "slice of nothing": lambda x: x[2:1],
+    "slice with dots and None": lambda x: x[..., None, 1::2],
+    "slice of everything": lambda x: x[...],
 }
 
 

@@ -34,8 +34,8 @@ def item_assignment(x: Any) -> Any:
     return x
 
 
-def indexing(x: Any) -> Any:
-    return x[0]
+def indexing_by_a_list(x: Any) -> Any:
+    return x[[0, 1]]
 
 
 def membership(x: Any) -> Any:
@@ -48,7 +48,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str, str]] = {
     "if": (if_on_a_value, "if x.sum() > 0:", "ss.where"),
     "loop": (loop_over_values, "for v in x", "ss.vmap"),
     "assignment": (item_assignment, "x[0] = 1", "ss.where"),
-    "indexing": (indexing, "x[0]", "ss.vmap"),
+    "indexing by a list": (indexing_by_a_list, "x[[0, 1]]", "ss.vmap"),
     "in": (membership, "1 in x", "ss.max"),
     "float": (lambda x: x * float(x.sum()), "float(x.sum())", "return the array"),
     "int": (lambda x: x * int(x.sum()), "int(x.sum())", "return the array"),
