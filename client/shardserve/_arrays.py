@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any, TypeAlias, TypeGuard
 
@@ -101,8 +102,12 @@ def arguments_of(leaves: Sequence[Leaf]) -> tuple[tuple[Argument, ...], tuple[Se
 
 def buffers_of(leaves: Sequence[Leaf]) -> list[memoryview]:
     """Flat byte views of the arrays, in order: their own memory where the wire takes it as it is."""
-    arrays = (to_wire_order(leaf) for leaf in leaves if isinstance(leaf, np.ndarray))
-    return [bytes_of(array) for array in arrays]
+    arrays = [leaf for leaf in leaves if isinstance(leaf, np.ndarray)]
+    return [bytes_of(array if _is_in_order(array) else to_wire_order(array)) for array in arrays]
+
+
+def _is_in_order(array: Array) -> bool:
+    return array.flags.c_contiguous and array.dtype.isnative and sys.byteorder == "little"
 
 
 def bytes_of(array: Array) -> memoryview:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,12 @@ _CONVERSIONS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@lru_cache(maxsize=256)
+def _kinds(kernel: str) -> Mapping[str, str]:
+    signature = BUILTIN.get(kernel)
+    return {parameter.name: parameter.type for parameter in signature.parameters} if signature else {}
+
+
 def wire_params(kernel: str, params: Mapping[str, Any]) -> dict[str, Param]:
     """The parameters of a call, converted; the kernel's signature checks them afterwards.
 
@@ -67,8 +74,7 @@ def wire_params(kernel: str, params: Mapping[str, Any]) -> dict[str, Param]:
         ProgramError: a value that is no static parameter.
         DTypeError: an unknown dtype.
     """
-    signature = BUILTIN.get(kernel)
-    kinds = {parameter.name: parameter.type for parameter in signature.parameters} if signature else {}
+    kinds = _kinds(kernel)
     return {name: _convert(kernel, name, value, kinds.get(name)) for name, value in params.items()}
 
 

@@ -114,6 +114,8 @@ def _setting(
     options: Mapping[str, Any],
     defaults: Defaults,
 ) -> _Setting:
+    if not options:  # the usual small call
+        return _Setting(None, None, None, defaults.mesh, defaults.precision, defaults.timeout_s)
     tree = Tree(tuple, (), (LEAF,) * len(leaves))
     into = read_shardings(options.get("in_shardings", AUTO), tree, "in_shardings")
     out = read_shardings(options.get("out_shardings", AUTO), LEAF, "out_shardings")
