@@ -76,7 +76,6 @@ class RunningCall:
         ids: of the arrays that the call refers to.
         streams: whether the caller reads large results window by window.
         deadline: monotonic seconds; a call that is not launched by then never reaches the devices.
-        done: called once, when the call has ended either way.
     """
 
     plan: Plan
@@ -84,7 +83,6 @@ class RunningCall:
     allocate: Allocate
     deadline: float | None
     future: Future[EngineReply]
-    done: Callable[[], None]
     around: Surroundings
     stored: Sequence[Stored | None] = ()
     owner: str = ""
@@ -98,6 +96,10 @@ class RunningCall:
     _results: Sequence[jax.Array] = ()
     _reservation: Reservation | None = None
     _mark: float = field(default_factory=time.monotonic)
+
+    def is_wanted(self) -> bool:
+        """Whether somebody still waits for the call."""
+        return not self.future.done() and (self.deadline is None or time.monotonic() <= self.deadline)
 
     def lap(self, phase: str) -> None:
         """Put the time since the last lap into a phase."""
@@ -250,7 +252,6 @@ class RunningCall:
             gc.collect(0)
         if not keeps_reservation:
             self._release()
-        self.done()
 
     def _release(self) -> None:
         if self._reservation is not None:

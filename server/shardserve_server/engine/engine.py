@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import platform
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -92,7 +91,8 @@ class Engine:
         self._one = Lane("one", in_flight=1 if is_cpu else 4, finishers=self._finishers)
         self._transfers = Lane("transfers", in_flight=4, finishers=self._finishers)
         self._around = Surroundings(Store(ledger := Ledger(self._memory_bytes)), ledger)
-        self._waiting = 0
+        self._running: set[Future[EngineReply]] = set()
+        self._compiling: set[Future[EngineReply]] = set()
         self._lock = threading.Lock()
 
     def info(self) -> EngineInfo:
@@ -141,31 +141,29 @@ class Engine:
         """
         future: Future[EngineReply] = Future()
         try:
-            self._enter()
-        except Overloaded as error:
-            future.set_exception(error)
-            return future
-        try:
             plan, stored = self._look_up(header, owner, ids)
+            executable = self._at_hand(plan)
+            self._enter(future, self._running if executable is not None else self._compiling)
         except Exception as error:  # every failure becomes the caller's named error
-            self._leave()
             future.set_exception(named(error))
             return future
         call = RunningCall(
-            plan,
-            segments,
-            allocate,
-            deadline,
-            future,
-            self._leave,
-            self._around,
-            [stored[number] for number in plan.array_inputs],
-            owner,
-            ids,
-            streams,
-            {"receive": receive_s},
+            plan=plan,
+            segments=segments,
+            allocate=allocate,
+            deadline=deadline,
+            future=future,
+            around=self._around,
+            stored=[stored[number] for number in plan.array_inputs],
+            owner=owner,
+            ids=ids,
+            streams=streams,
+            phases={"receive": receive_s},
         )
-        self._start(call)
+        if executable is not None:
+            self._launch(call, executable)
+        else:
+            self._compile(call)
         return future
 
     def delete(self, owner: str, ids: Sequence[bytes]) -> None:
@@ -197,17 +195,16 @@ class Engine:
         plan, _ = self._look_up(header, "", ())
         return self.cache.get_or_build(plan.key, lambda: self._build(plan)).result()
 
-    def _start(self, call: RunningCall) -> None:
-        if call.plan.is_transfer and not any(call.plan.moves):
-            self._transfers.put(lambda: call.launch(self._build(call.plan)))  # nothing to compile
-            return
-        executable = self.cache.get(call.plan.key)
-        if executable is not None:
-            self._launch(call, executable)
-            return
+    def _at_hand(self, plan: Plan) -> Executable | None:
+        """The executable, if it needs no compiling now."""
+        if plan.is_transfer and not any(plan.moves):
+            return self._build(plan)
+        return self.cache.get(plan.key)
+
+    def _compile(self, call: RunningCall) -> None:
         call.lap("queue")
-        future = self.cache.get_or_build(call.plan.key, lambda: self._build(call.plan))
-        future.add_done_callback(lambda done: self._compiled(call, done))
+        build = self.cache.get_or_build(call.plan.key, lambda: self._build(call.plan), is_wanted=call.is_wanted)
+        build.add_done_callback(lambda done: self._compiled(call, done))
 
     def _compiled(self, call: RunningCall, done: Future[Executable]) -> None:
         call.compiled = True
@@ -223,20 +220,24 @@ class Engine:
 
     def _launch(self, call: RunningCall, executable: Executable) -> None:
         lane = self._one if call.plan.mesh is None else self._many
+        if call.plan.is_transfer and not any(call.plan.moves):
+            lane = self._transfers  # no program runs, so nothing can deadlock
         lane.put(lambda: call.launch(executable))
 
     def _build(self, plan: Plan) -> Executable:
         return build(plan, self._registry, self._meshes, memory_bytes=self._memory_bytes)
 
-    def _enter(self) -> None:
-        with self._lock:
-            if self._waiting >= self._settings.queue_depth:
-                raise Overloaded(f"{self._waiting} calls wait for the engine, which is its limit", retry_after_s=1.0)
-            self._waiting += 1
+    def _enter(self, future: Future[EngineReply], waiting: set[Future[EngineReply]]) -> None:
+        """Count a call until it ends. Calls that are compiled do not take the places of those that are ready.
 
-    def _leave(self) -> None:
+        Raises:
+            Overloaded: as many wait as may.
+        """
         with self._lock:
-            self._waiting -= 1
+            if len(waiting) >= self._settings.queue_depth:
+                raise Overloaded(f"{len(waiting)} calls wait for the engine, which is its limit", retry_after_s=1.0)
+            waiting.add(future)
+        future.add_done_callback(waiting.discard)
 
     def close(self) -> None:
         """Finish what was launched, and stop the engine's threads."""
@@ -245,8 +246,3 @@ class Engine:
         self._one.close()
         self._transfers.close()
         self._finishers.shutdown(wait=True)
-
-
-def monotonic_deadline(timeout_s: float | None) -> float | None:
-    """The deadline of a timeout that begins now."""
-    return None if timeout_s is None else time.monotonic() + timeout_s

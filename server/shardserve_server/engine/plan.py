@@ -106,6 +106,11 @@ class _Question:
         is_given = any(spec is not None for spec in given) or any(_constraints(self.program))
         return is_given or any(where is not None and where.mesh is not None for where in self.residents)
 
+    def new_arrays(self) -> list[Aval]:
+        """What the call brings on to the devices: resident arguments are there, and a transfer's results are its inputs."""
+        inputs = [aval for aval, lies in zip(self.inputs, self.residents, strict=True) if lies is None]
+        return inputs if self.is_transfer else [*inputs, *self.outputs]
+
     @property
     def is_transfer(self) -> bool:
         """Whether the program computes nothing; a scalar that became no array is compiled into one."""
@@ -158,7 +163,7 @@ class Planner:
     def _plan(self, header: bytes, residents: tuple[Where | None, ...]) -> Plan:
         call = self.call(header)
         question = self._ask(call, residents or (None,) * len(call.arguments))
-        self._check_size([*question.inputs, *question.outputs])
+        self._check_size(question.new_arrays())
         arguments, outputs, mesh = _answer(question)
         numbers = array_numbers(question.inputs)
         plan = Plan(

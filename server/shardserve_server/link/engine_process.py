@@ -28,6 +28,8 @@ ENGINE_PROGRAM = ("-m", "shardserve_server.engine.main")
 DEATHS_ALLOWED = 3
 DEATHS_WINDOW_S = 60.0
 STOP_GRACE_S = 5.0
+START_PAUSE_S = 1.0
+MOST_START_PAUSE_S = 30.0
 
 
 def engine_environment(environment: Mapping[str, str], *, virtual_devices: int | None) -> dict[str, str]:
@@ -111,8 +113,7 @@ class EngineProcess:
         self._started_at = time.monotonic()
         self.starts += 1
         self._enter("starting", "the engine is loading")
-        message_ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        descriptor_ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        message_ends, descriptor_ends = _socket_pairs()
         connection = EngineConnection(
             self._pool,
             descriptors=descriptor_ends[0],
@@ -121,7 +122,13 @@ class EngineProcess:
             on_end=lambda: self._on_link_end(connection),
         )
         with message_ends[1], descriptor_ends[1]:
-            process = self._command.spawn(message_ends[1], descriptor_ends[1])
+            try:
+                process = self._command.spawn(message_ends[1], descriptor_ends[1])
+            except OSError:
+                message_ends[0].close()
+                connection.return_buffers()
+                connection.close()
+                raise
         self._process, self._connection, self.pid = process, connection, process.pid
         threading.Thread(target=_wait, args=(process, loop, self._on_death), name="engine-wait", daemon=True).start()
         self._start_timer = loop.call_later(self._command.start_timeout_s, self._kill)
@@ -131,6 +138,7 @@ class EngineProcess:
         """End the process: the closed link asks it to, and SIGKILL follows when it does not listen."""
         self._is_stopping = True
         if self._starting is not None:
+            self._starting.cancel()
             await asyncio.wait([self._starting])
         if self._process is None or self._connection is None:
             return
@@ -271,7 +279,21 @@ class EngineProcess:
             self._enter("down", f"{reason}; it stays down until the server is restarted")
             self._log.error("engine stays down", reason=self.reason)
             return
-        self._starting = asyncio.get_running_loop().create_task(self.start())
+        self._starting = asyncio.get_running_loop().create_task(self._start_again())
+
+    async def _start_again(self) -> None:
+        """Start the next life; a host that has no room for a process now may have it later."""
+        pause_s = START_PAUSE_S
+        while not self._is_stopping:
+            try:
+                await self.start()
+                return
+            except OSError as error:
+                reason = f"the engine cannot be started now ({error.strerror}); the next try is in {pause_s:g} s"
+                self._enter("starting", reason)
+                self._log.error("engine not started", reason=reason)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, MOST_START_PAUSE_S)
 
     def _kill(self) -> None:
         if self._process is not None:
@@ -281,6 +303,17 @@ class EngineProcess:
         if self._start_timer is not None:
             self._start_timer.cancel()
             self._start_timer = None
+
+
+def _socket_pairs() -> tuple[tuple[socket.socket, socket.socket], tuple[socket.socket, socket.socket]]:
+    """The sockets of the messages and of the descriptors: both, or none."""
+    first = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        return first, socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    except OSError:
+        for end in first:
+            end.close()
+        raise
 
 
 def _wait(

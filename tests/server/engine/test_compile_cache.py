@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from shardserve_proto.errors import DeadlineExceeded
 from shardserve_server.engine.compile_cache import CompileCache
 from shardserve_server.engine.engine import Engine, EngineSettings
 from tests.calls import run
@@ -86,4 +87,25 @@ def test_the_least_recently_used_executable_goes_first() -> None:
     assert cache.get("a") == "a"
     cache.get_or_build("c", lambda: "c").result(5)
     assert (cache.get("a"), cache.get("b"), cache.get("c")) == ("a", None, "c")
+    cache.close()
+
+
+def test_a_build_that_nobody_waits_for_any_more_is_not_begun() -> None:
+    """Clients that come and go do not keep the compiler from those that stay."""
+    cache: CompileCache[int] = CompileCache(4)
+    begin = threading.Event()
+    blocker = cache.get_or_build("first", lambda: begin.wait(10) and 1)
+    wanted = True
+    built: list[str] = []
+    gone = cache.get_or_build("gone", lambda: built.append("gone") or 2, is_wanted=lambda: wanted)
+    stays = cache.get_or_build("stays", lambda: built.append("stays") or 3, is_wanted=lambda: wanted)
+    also = cache.get_or_build("stays", lambda: 4)
+    wanted = False
+    begin.set()
+    assert blocker.result(10) == 1
+    with pytest.raises(DeadlineExceeded):
+        gone.result(10)
+    assert stays.result(10) == also.result(10) == 3
+    assert built == ["stays"]
+    assert cache.get_or_build("gone", lambda: 5).result(10) == 5
     cache.close()

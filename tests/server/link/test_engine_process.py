@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
@@ -23,7 +24,7 @@ from shardserve_proto.errors import (
     OutOfMemory,
     ShapeError,
 )
-from shardserve_server.link.engine_process import EngineProcess, engine_environment
+from shardserve_server.link.engine_process import EngineCommand, EngineProcess, engine_environment
 from shardserve_server.link.messages import Reply
 from shardserve_server.link.regions import BufferKind
 
@@ -187,6 +188,34 @@ def test_three_deaths_within_a_minute_and_it_stays_down() -> None:
             assert process.reason in error.message
             await asyncio.sleep(0.3)
             assert process.starts == 3
+
+    run(check())
+
+
+def test_a_host_that_has_no_room_for_the_next_process_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No descriptors, no memory, no process ids: the reason is told meanwhile, and no socket is left behind."""
+    monkeypatch.setattr("shardserve_server.link.engine_process.START_PAUSE_S", 0.05)
+    refusals = 3
+    spawn = EngineCommand.spawn
+
+    def scarce(command: EngineCommand, *ends: Any) -> subprocess.Popen[bytes]:
+        nonlocal refusals
+        if refusals:
+            refusals -= 1
+            raise OSError(errno.EMFILE, "Too many open files")
+        return spawn(command, *ends)
+
+    async def check() -> None:
+        async with engine_process(make_pool()) as process:
+            descriptors = len(os.listdir("/proc/self/fd"))
+            monkeypatch.setattr(EngineCommand, "spawn", scarce)
+            assert isinstance(await outcome(order(process, "crash")), EngineLost)
+            await until(lambda: "Too many open files" in process.reason)
+            assert process.state == "starting"
+            await until(lambda: process.state == "ready")
+            assert refusals == 0
+            assert await order(process, "echo") == []
+            assert len(os.listdir("/proc/self/fd")) == descriptors
 
     run(check())
 

@@ -1,0 +1,295 @@
+"""Resident arrays: they never change, whatever happens to the memory that they came in; and calls on them."""
+
+from __future__ import annotations
+
+import gc
+import secrets
+from collections.abc import Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shardserve_proto.dtypes import DTYPES
+from shardserve_proto.errors import Expired, OutOfMemory, TooLarge
+from shardserve_proto.programs import Program
+from shardserve_proto.specs import P
+from shardserve_server.engine.engine import Engine, EngineSettings
+from shardserve_server.engine.placement import Where, place
+from shardserve_server.engine.store import Store
+from tests.residents import TRANSFER, Handle, aligned, get, put, run
+
+SPECS: list[dict[str, Any]] = [
+    {},
+    {"mesh": "default", "out_shardings": (("devices",),)},
+    {"mesh": "default", "out_shardings": ((None, "devices"),)},
+    {"out_shardings": (None,)},
+    {"mesh": (("d", 5),), "out_shardings": (("d",),)},
+    {"mesh": "grid", "out_shardings": (("x", "y"),)},
+    {"mesh": "grid", "out_shardings": ((("y", "x"),),)},
+    {"mesh": "grid", "out_shardings": (("y",),)},
+]
+
+
+@pytest.fixture
+def small() -> Iterator[Engine]:
+    """An engine with a budget of one MiB."""
+    engine = Engine(EngineSettings(devices=8, memory_bytes=2**20))
+    yield engine
+    engine.close()
+
+
+@given(
+    first=st.sampled_from(SPECS), then=st.sampled_from(SPECS), shape=st.tuples(st.integers(0, 20), st.integers(0, 20))
+)
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+def test_an_array_moves_from_any_place_to_any_other_unchanged(
+    engine: Engine, first: dict[str, Any], then: dict[str, Any], shape: tuple[int, int]
+) -> None:
+    x = np.random.default_rng(0).random(shape)
+    here = put(engine, x, **first)
+    there = Handle(secrets.token_bytes(16))
+    outcome = run(engine, TRANSFER, here, keep=[there.id], **then)
+    if "out_shardings" in then:
+        assert outcome.report.outputs[0].spec == then["out_shardings"][0]
+    np.testing.assert_array_equal(get(engine, there), x)
+    np.testing.assert_array_equal(get(engine, here), x)
+    engine.delete("", [here.id, there.id])
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_every_dtype_stays_as_it_is(engine: Engine, name: str) -> None:
+    x = np.array([[1, 0, 1], [0, 1, 1]]).astype(DTYPES[name])
+    handle = put(engine, x, out_shardings=(("devices",),))
+    found = get(engine, handle)
+    assert found.dtype == x.dtype
+    assert found.tobytes() == x.tobytes()
+
+
+def test_the_bits_of_nan_and_of_zeros_stay(engine: Engine) -> None:
+    """H2: NaN payloads, signed zeros, infinities and denormals pass through storage bit for bit."""
+    bits = np.array([0x7FC00001, 0xFFC0DEAD, 0x80000000, 1, 0x7F800000, 0xFF800000], np.uint32)
+    x = bits.view(np.float32)
+    np.testing.assert_array_equal(get(engine, put(engine, x)).view(np.uint32), bits)
+
+
+@pytest.mark.parametrize("spec", [("devices",), (None, "devices"), None])
+def test_a_stored_array_owns_its_memory_or_says_that_it_uses_the_buffer(engine: Engine, spec: Any) -> None:
+    """D4, F9: JAX aliases aligned host memory on CPU. Whoever owns it learns so; else it may write there at once."""
+    x = np.arange(64 * 1024, dtype=np.float32).reshape(64, 1024)
+    handle = Handle(secrets.token_bytes(16))
+    segment = aligned(x)
+    outcome = _put_segment(engine, segment, x, handle, spec)
+    if not outcome.adopted:
+        segment[:] = 0xA5
+    np.testing.assert_array_equal(get(engine, handle), x)
+
+
+def test_a_buffer_that_is_reused_too_early_would_change_the_array(engine: Engine) -> None:
+    """The control of the test above: an adopted buffer really is the array, so the promise is needed."""
+    x = np.arange(64 * 1024, dtype=np.float32).reshape(64, 1024)
+    handle = Handle(secrets.token_bytes(16))
+    segment = aligned(x)
+    outcome = _put_segment(engine, segment, x, handle, ("devices",))
+    assert outcome.adopted
+    segment[:] = 0
+    assert not np.array_equal(get(engine, handle), x)
+
+
+def _put_segment(engine: Engine, segment: Any, x: Any, handle: Handle, spec: Any) -> Any:
+    from shardserve_proto.frames import encode_header
+    from shardserve_proto.messages import CallRequest, Keep, Segment, SegmentArgument
+
+    request = CallRequest(
+        program=TRANSFER,
+        arguments=(SegmentArgument(segment=0),),
+        segments=(
+            Segment(dtype=x.dtype.name, shape=x.shape, nbytes=x.nbytes),
+            Segment(dtype="uint8", shape=(1, 16), nbytes=16),
+        ),
+        ids=1,
+        results=(Keep(array=0),),
+        out_shardings=(spec,),
+    )
+    return engine.submit(encode_header(request.to_wire()), [segment], ids=[handle.id]).result(20)
+
+
+def test_a_call_on_a_resident_array_runs_where_it_lies(engine: Engine) -> None:
+    x, w = np.random.default_rng(0).random((101, 30)), np.random.default_rng(1).random((30, 7))
+    handle = put(engine, x, mesh="grid", out_shardings=(("x",),))
+    outcome = run(engine, Program.of_kernel("matmul", operands=2), handle, w)
+    assert outcome.report.mesh == (("x", 4), ("y", 2))
+    assert outcome.report.arguments[0].spec == ("x",)
+    assert not outcome.report.arguments[0].moved
+    np.testing.assert_allclose(outcome.values[0], x @ w, rtol=1e-12)
+
+
+def test_a_call_on_another_mesh_moves_the_array_for_itself_and_says_so(engine: Engine) -> None:
+    x = np.random.default_rng(0).random((101, 8))
+    handle = put(engine, x, out_shardings=(("devices",),))
+    outcome = run(engine, Program.of_kernel("sum", operands=1), handle, mesh=(("a", 5),), in_shardings=(("a",),))
+    assert outcome.report.mesh == (("a", 5),)
+    assert outcome.report.arguments[0].moved
+    np.testing.assert_allclose(outcome.values[0], x.sum(), rtol=1e-12)
+    again = run(engine, TRANSFER, handle)
+    assert again.report.outputs[0].spec == ("devices",)  # the stored array keeps its spec
+
+
+def test_results_that_are_kept_and_results_that_are_data_mix(engine: Engine) -> None:
+    x = np.arange(12.0).reshape(3, 4)
+    program = Program.model_validate(
+        {
+            "inputs": 1,
+            "steps": ({"kernel": "exp", "operands": (0,)}, {"kernel": "sum", "operands": (0,)}),
+            "outputs": (1, 2),
+        }
+    )
+    from shardserve_proto.frames import decode_header, encode_header
+    from shardserve_proto.messages import CallRequest, Keep, Segment, SegmentArgument
+
+    key = secrets.token_bytes(16)
+    request = CallRequest(
+        program=program,
+        arguments=(SegmentArgument(segment=0),),
+        segments=(
+            Segment(dtype="float64", shape=(3, 4), nbytes=96),
+            Segment(dtype="uint8", shape=(1, 16), nbytes=16),
+        ),
+        ids=1,
+        results=(Keep(array=0), None),
+    )
+    reply = engine.submit(encode_header(request.to_wire()), [aligned(x)], ids=[key]).result(20)
+    assert len(reply.segments) == len(decode_header(reply.header)["segments"]) == 1
+    assert np.frombuffer(reply.segments[0], np.float64)[0] == x.sum()
+    np.testing.assert_allclose(get(engine, Handle(key)), np.exp(x), rtol=1e-12)
+
+
+def test_an_array_that_is_deleted_is_gone_for_new_calls_and_there_for_running_ones(engine: Engine) -> None:
+    x = np.random.default_rng(0).random((2000, 2000))
+    handle = put(engine, x)
+    program = Program.of_kernel("sum", operands=1)
+    from shardserve_proto.frames import encode_header
+    from shardserve_proto.messages import ArrayArgument, CallRequest, Segment
+
+    request = CallRequest(
+        program=program,
+        arguments=(ArrayArgument(array=0),),
+        segments=(Segment(dtype="uint8", shape=(1, 16), nbytes=16),),
+        ids=0,
+    )
+    header = encode_header(request.to_wire())
+    running = [engine.submit(header, [], ids=[handle.id]) for _ in range(5)]
+    engine.delete("", [handle.id])
+    for future in running:
+        assert np.frombuffer(future.result(20).segments[0], np.float64)[0] == pytest.approx(x.sum())
+    with pytest.raises(Expired, match=handle.id.hex()):
+        get(engine, handle)
+
+
+def test_owners_do_not_see_each_other(engine: Engine) -> None:
+    """C5: the store is keyed by owner and id, below whatever the front checks."""
+    handle = put(engine, np.ones(3), owner="a")
+    with pytest.raises(Expired):
+        get(engine, handle, owner="b")
+    engine.delete("b", [handle.id])
+    assert get(engine, handle, owner="a").sum() == 3
+
+
+def test_the_first_of_two_arrays_with_one_id_stays(engine: Engine) -> None:
+    """G5: a repeat has no second effect, and arrays never change."""
+    key = secrets.token_bytes(16)
+    run(engine, TRANSFER, np.ones(3), keep=[key])
+    run(engine, TRANSFER, np.zeros(3), keep=[key])
+    assert get(engine, Handle(key)).sum() == 3
+
+
+# --- the ledger ------------------------------------------------------------------------------------------------------
+
+
+def _settled(engine: Engine) -> dict[str, Any]:
+    gc.collect()
+    return engine.memory()
+
+
+def test_every_resident_byte_is_counted_with_padding_and_replicas(small: Engine) -> None:
+    x = np.ones((9, 4))
+    split = put(small, x, out_shardings=(("devices",),))
+    assert _settled(small)["resident_bytes"] == 16 * 4 * 8
+    whole = put(small, x, out_shardings=(None,))
+    assert _settled(small)["resident_bytes"] == 16 * 4 * 8 + 8 * x.nbytes
+    small.delete("", [split.id, whole.id])
+    assert _settled(small)["resident_bytes"] == 0
+
+
+def test_reservations_return_to_zero_whatever_happens_to_the_call(small: Engine) -> None:
+    """D3: success, refusal by the planner, failure at the launch, cancellation."""
+    x = np.ones((64, 64))
+    handle = put(small, x)
+    for _ in range(20):
+        run(small, Program.of_kernel("sum", operands=1), handle)
+        with pytest.raises(Expired):
+            get(small, Handle(b"0" * 16))
+    memory = _settled(small)
+    assert memory["reserved_bytes"] == 0
+    assert memory["resident_bytes"] == sum(holder["device_bytes"] for holder in memory["holders"])
+
+
+def test_what_never_fits_and_what_does_not_fit_now_are_two_errors(small: Engine) -> None:
+    """D1, D2: refused before anything is allocated, with what is needed, what is free and who has it."""
+    with pytest.raises(TooLarge):
+        put(small, np.zeros(2**20 // 8 + 1))
+    kept = put(small, np.zeros(90_000))
+    with pytest.raises(OutOfMemory) as caught:
+        put(small, np.zeros(90_000))
+    details = caught.value.details
+    assert details["needed_bytes"] == 720_000
+    assert details["free_bytes"] == 2**20 - 720_000
+    assert details["holders"][0]["id"] == kept.id.hex()
+    assert caught.value.retry_after_s is not None
+    small.delete("", [kept.id])
+    gc.collect()
+    put(small, np.zeros(90_000))
+
+
+def test_many_calls_that_fit_alone_wait_for_each_other(small: Engine) -> None:
+    """D2: together they would take more than there is; the sum of reservations never passes the limit."""
+    x = np.ones(40_000)  # 640 kB with its result
+    most = 0
+    program = Program.of_kernel("exp", operands=1)
+    from tests.calls import encode
+
+    header, segments = encode(program, x)
+    futures = [small.submit(header, segments) for _ in range(20)]
+    while not all(future.done() for future in futures):
+        memory = small.memory()
+        most = max(most, memory["reserved_bytes"] + memory["resident_bytes"])
+    assert all(future.exception() is None for future in futures)
+    assert most <= 2**20
+    assert _settled(small)["reserved_bytes"] == 0
+
+
+def test_the_result_of_a_call_that_kept_an_id_twice_is_not_counted_twice() -> None:
+    from shardserve_proto.abstract import Aval
+    from shardserve_server.engine.ledger import Ledger
+
+    jax = pytest.importorskip("jax")
+    ledger = Ledger(1000)
+    store = Store(ledger)
+    array = jax.numpy.ones(4, "float32")
+    where = Where(place(Aval((4,), np.dtype("float32")), P(), ()), None)
+    for _ in range(2):
+        call = ledger.reserve(100, owner="")
+        store.keep("", b"k", array, where, call)
+        call.release()
+    assert ledger.held_bytes("array") == 16
+    assert ledger.held_bytes("call") == 0
+
+
+def test_bfloat16_calls_work_on_resident_arrays(engine: Engine) -> None:
+    x = np.arange(16).astype(ml_dtypes.bfloat16)
+    outcome = run(engine, Program.of_kernel("sum", operands=1), put(engine, x))
+    assert outcome.values[0].dtype == x.dtype
+    assert outcome.values[0] == 120
