@@ -327,3 +327,29 @@ def broadcast_to(operands: Operands, params: Params, scope: Scope) -> list[Aval]
     if x.ndim > len(shape) or broadcast([x, Aval(shape, x.dtype)]) != shape:
         raise ShapeError(f"an array of shape {x.shape} does not broadcast to {shape}")
     return single(shape, strong(x.dtype), x.names)
+
+
+SLICE_PARAMETERS = ("starts", "stops", "steps")
+
+
+def slice_of(operands: Operands, params: Params, scope: Scope) -> list[Aval]:  # noqa: ARG001
+    (x,) = operands
+    return single([len(taken) for taken in slice_ranges(x.shape, params)], x.strong_dtype, x.names)
+
+
+def slice_ranges(shape: Sequence[int], params: Params) -> list[range]:
+    """For each dimension, the positions that a slice takes: range(start, stop, step), as `slice.indices` gives them.
+
+    Raises:
+        ShapeError: a step of 0, positions that the array does not have, or another number of them than dimensions.
+    """
+    starts, stops, steps = (_as_tuple(params[name]) for name in SLICE_PARAMETERS)
+    if not len(starts) == len(stops) == len(steps) == len(shape):
+        raise ShapeError(f"starts, stops and steps have one entry for each of the {len(shape)} dimensions")
+    if not all(steps):
+        raise ShapeError(f"steps={steps} has a step of 0")
+    ranges = [range(*bounds) for bounds in zip(starts, stops, steps, strict=True)]
+    for dimension, (taken, size) in enumerate(zip(ranges, shape, strict=True)):
+        if taken and not (min(taken[0], taken[-1]) >= 0 and max(taken[0], taken[-1]) < size):
+            raise ShapeError(f"{taken} leaves dimension {dimension}, which has the size {size}; count from the front")
+    return ranges

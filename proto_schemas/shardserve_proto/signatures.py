@@ -134,6 +134,7 @@ def _table() -> list[Signature]:
         Signature("reshape", one, rules.reshape, (Parameter("shape", "shape"),)),
         Signature("transpose", one, rules.transpose, (Parameter("axes", "order", None),)),
         Signature("broadcast_to", one, rules.broadcast_to, (Parameter("shape", "shape"),)),
+        Signature("slice", one, rules.slice_of, tuple(Parameter(name, "shape") for name in rules.SLICE_PARAMETERS)),
         Signature("sum", one, rules.total, (_AXIS, _DTYPE, _KEEPDIMS)),
         Signature("mean", one, rules.mean, (_AXIS, _DTYPE, _KEEPDIMS)),
         Signature("max", one, rules.extremum, (_AXIS, _KEEPDIMS)),

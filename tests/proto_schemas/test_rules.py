@@ -297,3 +297,22 @@ def test_a_shape_that_no_array_can_have_is_refused_by_name(shape: tuple[int, ...
     if 0 in shape:
         with pytest.raises(ShapeError):
             BUILTIN["reshape"].evaluate((Aval((0,), F32),), {"shape": shape}, Scope())
+
+
+@given(data=st.data())
+def test_a_slice_takes_the_positions_that_pythons_slices_take(data: st.DataObject) -> None:
+    shape = data.draw(st.lists(st.integers(0, 6), max_size=3).map(tuple))
+    index = tuple(data.draw(st.slices(size)) for size in shape)
+    bounds = [taken.indices(size) for taken, size in zip(index, shape, strict=True)]
+    starts, stops, steps = (tuple(b[n] for b in bounds) for n in range(3))
+    mine = ours("slice", Aval(shape, F32), starts=starts, stops=stops, steps=steps)
+    assert mine == theirs(lambda x: x[index], np.ones(shape, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("starts", "stops", "steps"),
+    [((-1, 0), (1, 1), (1, 1)), ((0, 0), (1, 4), (1, 1)), ((0, 0), (1, 1), (1, 0)), ((0,), (1,), (1,)), (0, 1, 1)],
+)
+def test_a_slice_beyond_the_array_is_refused(starts: Any, stops: Any, steps: Any) -> None:
+    with pytest.raises(ShapeError):
+        BUILTIN["slice"].evaluate((Aval((2, 3), F32),), {"starts": starts, "stops": stops, "steps": steps}, Scope())

@@ -89,7 +89,8 @@ def test_parameters_describe_themselves(kernel: str) -> None:
     for parameter in BUILTIN[kernel].parameters:
         info = parameter.info()
         assert isinstance(info, ParameterInfo)
-        assert info.required == (parameter.name in ("subscripts", "norm", "shape", "axis_name") or kernel == "astype")
+        required = {"subscripts", "norm", "shape", "axis_name", "starts", "stops", "steps"}
+        assert info.required == (parameter.name in required or kernel == "astype")
 
 
 def test_defaults_are_filled_in_and_given_values_kept() -> None:

@@ -1,4 +1,4 @@
-"""Kernels that move elements without computing: reshape, transpose, broadcast_to."""
+"""Kernels that move elements without computing: reshape, transpose, broadcast_to, slice."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from shardserve_proto.rules import transpose_order
+from shardserve_proto.rules import slice_ranges, transpose_order
 
 from .registry import Context, Operand, Registry, cast
 
@@ -30,3 +30,26 @@ def register(registry: Registry) -> None:
     def broadcast_to(context: Context, x: Operand, *, shape: Any) -> jax.Array:  # noqa: ARG001
         """The array repeated to a shape, as numpy.broadcast_to. Communication: none."""
         return jnp.broadcast_to(cast(x, context.dtype), context.results[0].shape)
+
+    @registry.builtin("slice")
+    def slice_of(context: Context, x: Operand, *, starts: Any, stops: Any, steps: Any) -> jax.Array:
+        """The elements range(start, stop, step) of each dimension, as numpy.ndarray.__getitem__; steps may be negative.
+
+        Every position is counted from the front, as Python's slice.indices gives it. Communication: none where whole
+        shards are taken, else a collective-permute or all-gather of what is taken.
+        """
+        ranges = slice_ranges(context.operands[0].shape, {"starts": starts, "stops": stops, "steps": steps})
+        forward = [_forward(taken) for taken in ranges]
+        array = cast(x, context.dtype)
+        bounds = [(taken.start, taken.stop, taken.step) for taken in forward]
+        cut = jax.lax.slice(array, *zip(*bounds, strict=True)) if bounds else array
+        backward = [dimension for dimension, taken in enumerate(ranges) if taken.step < 0]
+        return jax.lax.rev(cut, backward) if backward else cut
+
+
+def _forward(taken: range) -> range:
+    """The same positions in rising order, ending at most one behind the last."""
+    if not taken:
+        return range(0, 0, 1)
+    low, high = min(taken[0], taken[-1]), max(taken[0], taken[-1])
+    return range(low, high + 1, abs(taken.step))

@@ -227,6 +227,9 @@ def test_identity_is_exact_in_every_dtype_of_the_table_on_every_mesh(engine: Eng
         ("transpose", {"axes": (1, 0, -1)}, lambda x: x.transpose(1, 0, -1)),
         ("broadcast_to", {"shape": (5, 3, 4, 2)}, lambda x: np.broadcast_to(x, (5, 3, 4, 2))),
         ("astype", {"dtype": "int16"}, lambda x: x.astype("int16")),
+        ("slice", {"starts": (1, 0, 1), "stops": (3, 4, 2), "steps": (1, 2, 1)}, lambda x: x[1:3, 0:4:2, 1:2]),
+        ("slice", {"starts": (2, 3, 0), "stops": (-1, 0, 2), "steps": (-1, -2, 1)}, lambda x: x[::-1, 3:0:-2]),
+        ("slice", {"starts": (3, 0, 0), "stops": (1, 4, 2), "steps": (1, 3, 1)}, lambda x: x[3:1, ::3]),
     ],
 )
 @pytest.mark.parametrize("spec", [None, ("d",), (None, "d"), (None, None, "d")])
