@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -20,7 +19,7 @@ Array = npt.NDArray[Any]
 
 START_LIMIT_S = 60.0
 STOP_LIMIT_S = 8.0
-MARK = b"benchmark server: "
+VARIABLE = "BENCHMARK_ANNOUNCE"
 
 
 class Peer(Protocol):
@@ -86,39 +85,36 @@ class ServerProcess:
     """A server's own script, in the environment of this process; in a session of its own, so that all of it can end."""
 
     def __init__(self, module: str, *arguments: str, variables: Mapping[str, str] | None = None) -> None:
+        self._ready, announcing = os.pipe()  # not standard output: libraries print there
         self._process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
             stdin=subprocess.PIPE,  # its end tells the server that this process is gone
-            stdout=subprocess.PIPE,
-            bufsize=0,  # what has come can be waited for
-            env={**os.environ, **(variables or {})},
+            stdout=sys.stderr,
+            env={**os.environ, **(variables or {}), VARIABLE: str(announcing)},
+            pass_fds=(announcing,),
             start_new_session=True,
         )
+        os.close(announcing)
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
     def announced(self) -> dict[str, Any]:
-        """What the server announces once it is ready; libraries may have printed before.
+        """What the server says once it is ready.
 
         Raises:
             RuntimeError: it ended, or said nothing.
         """
-        deadline = time.monotonic() + START_LIMIT_S
-        while True:
-            line = self._line(deadline)
-            if line.startswith(MARK):
-                said: dict[str, Any] = json.loads(line[len(MARK) :])
-                return said
-
-    def _line(self, deadline: float) -> bytes:
-        assert self._process.stdout is not None
-        readable, _, _ = select.select([self._process.stdout], [], [], max(0.0, deadline - time.monotonic()))
-        line: bytes = self._process.stdout.readline() if readable else b""
-        if not line:
-            raise RuntimeError("its server ended" if readable else f"its server was not ready in {START_LIMIT_S:g} s")
-        return line
+        readable, _, _ = select.select([self._ready], [], [], START_LIMIT_S)
+        if not readable:
+            raise RuntimeError(f"its server was not ready in {START_LIMIT_S:g} s")
+        text = os.read(self._ready, 4096)  # short enough to come in one piece
+        os.close(self._ready)
+        if not text:
+            raise RuntimeError("its server ended")
+        said: dict[str, Any] = json.loads(text)
+        return said
 
     def stop(self) -> None:
         assert self._process.stdin is not None
@@ -131,9 +127,10 @@ class ServerProcess:
 
 
 def announce(**said: Any) -> None:
-    """Say that this server is ready, and where; what libraries print from now on goes to standard error."""
-    os.write(1, MARK + json.dumps(said).encode() + b"\n")
-    os.dup2(2, 1)
+    """Say that this server is ready, and where."""
+    announcing = int(os.environ[VARIABLE])
+    os.write(announcing, json.dumps(said).encode())
+    os.close(announcing)
 
 
 def end_with_parent(leave: Callable[[], None] = lambda: None) -> threading.Thread:
