@@ -14,6 +14,7 @@ from shardserve_proto.dtypes import name_of
 from shardserve_proto.errors import Expired
 from shardserve_proto.specs import P, spec_to_wire
 
+from ..link.messages import DECLARED
 from .ledger import Ledger, Reservation
 from .placement import Where
 
@@ -57,12 +58,12 @@ class Store:
         self._lock = threading.Lock()
 
     def get(self, owner: str, key: bytes) -> Stored:
-        """An array.
+        """An array of an owner, or of the operator's table.
 
         Raises:
             Expired: there is none any more.
         """
-        stored = self._arrays.get((owner, key))
+        stored = self._arrays.get((owner, key)) or self._arrays.get((DECLARED, key))
         if stored is None:
             raise Expired(f"the array {key.hex()} is not on the devices any more; put it again")
         return stored

@@ -9,23 +9,28 @@ from __future__ import annotations
 import hashlib
 import heapq
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from cachetools import LRUCache
 
-from shardserve_proto.errors import Expired, NameTaken, NotFound, QuotaExceeded, nearest
-from shardserve_proto.messages import ArrayInfo, Keep
+from shardserve_proto.errors import Expired, Forbidden, NameTaken, NotFound, QuotaExceeded, nearest
+from shardserve_proto.messages import HEX_ID, ArrayInfo, Keep
 
+from ..link.messages import DECLARED
 from .pins import HostCopy
 
 #: Ids of arrays that are gone, with the reason.
 GONE_REMEMBERED = 100_000
 #: An array whose label moved to another one lives on so long after each use.
 REPLACED_TTL_S = 60.0
-#: The owner of the operator's declared arrays, which everybody may use; no key can have it.
-DECLARED = "\0declared"
+#: Entries of the heap of leases that may be out of date, beside as many as there are arrays.
+STALE_ENDS = 1000
+_UNDECLARED = "the operator's table does not have it any more, or has another array under its name"
+
+#: What the engine tells of an array.
+ENGINE_FIELDS = {"dtype", "shape", "spec", "mesh", "shard_shape", "nbytes", "device_bytes"}
 
 Key = tuple[str, bytes]
 
@@ -56,7 +61,7 @@ class Record:
 
     owner: str
     id: bytes
-    info: dict[str, Any]
+    info: Mapping[str, Any]
     name: str | None
     ttl_s: float | None
     pinned: bool
@@ -69,6 +74,10 @@ class Record:
     @property
     def key(self) -> Key:
         return self.owner, self.id
+
+    @property
+    def is_declared(self) -> bool:
+        return self.owner == DECLARED
 
     @property
     def expires_at(self) -> float | None:
@@ -122,7 +131,7 @@ class Arrays:
         record = self._records.get((owner, key)) or self._records.get((DECLARED, key))
         if record is not None and self._is_live(record):
             return record
-        reason = self._gone.get((owner, key))
+        reason = self._gone.get((owner, key)) or self._gone.get((DECLARED, key))
         if reason is None:
             raise NotFound(f"there is no array {key.hex()}")
         raise Expired(f"array {key.hex()}: {reason}")
@@ -148,6 +157,22 @@ class Arrays:
         known = [label for space, label in self._names if space in (owner, DECLARED)]
         raise NotFound(f"no array has the name {name!r}{nearest(name, known)}")
 
+    def at(self, owner: str, text: str) -> Record:
+        """The array that a path or a JSON call means: 32 hex digits are an id, anything else is a name.
+
+        Raises:
+            NotFound, Expired: as `find` and `named` do.
+        """
+        return self.find(owner, bytes.fromhex(text)) if HEX_ID.fullmatch(text) else self.named(owner, text)
+
+    def peek(self, owner: str, key: bytes) -> Record | None:
+        """An array as it stands in the books, whether it is live or not."""
+        return self._records.get((owner, key))
+
+    def count(self, owner: str) -> int:
+        """How many arrays an owner has."""
+        return self._counts.get(owner, 0)
+
     def listing(self, owner: str) -> list[Record]:
         """All arrays that the owner may use, newest first."""
         self.sweep()
@@ -166,7 +191,7 @@ class Arrays:
             expires_in_s=None if record.expires_at is None else round(record.expires_at - now, 3),
             pinned=record.pinned,
             host_bytes=0 if record.copy is None else record.copy.nbytes,
-            is_declared=record.owner == DECLARED,
+            is_declared=record.is_declared,
         )
 
     # --- making ------------------------------------------------------------------------------------------------------
@@ -194,6 +219,8 @@ class Arrays:
             self._check_name(owner, key, keep)
 
     def _check_name(self, owner: str, key: bytes, keep: Keep) -> None:
+        if (DECLARED, keep.name) in self._names:
+            raise Forbidden(f"the name {keep.name!r} is that of a declared array, which no call can move; take another")
         holder = None if keep.name is None else self._names.get((owner, keep.name))
         if holder is not None and holder.id != key and not keep.replace and self._is_live(holder):
             raise NameTaken(
@@ -224,14 +251,20 @@ class Arrays:
             self._label(record, keep.name)
         return record
 
-    def declare(self, key: bytes, name: str, info: dict[str, Any]) -> None:
-        """An array of the operator's table, which the engine has read anew."""
+    def declare(self, declared: Iterable[ArrayInfo]) -> None:
+        """The arrays of the operator's table, which the engine has read anew; those of an earlier table end."""
         now = self._clock()
-        record = Record(DECLARED, key, info, None, None, False, self._engine.starts, b"", now, now)
-        self._records.pop(record.key, None)
-        self._records[record.key] = record
-        self._names[DECLARED, name] = record
-        record.name = name
+        fresh = {info.name: info for info in declared if info.name is not None}
+        for record in [record for record in self._records.values() if record.is_declared]:
+            del self._records[record.key], self._names[DECLARED, record.name or ""]
+            self._gone[record.key] = _UNDECLARED
+        for name, info in fresh.items():
+            fields = info.model_dump(include=ENGINE_FIELDS)
+            record = Record(
+                DECLARED, bytes.fromhex(info.id), fields, name, None, False, self._engine.starts, b"", now, now
+            )
+            self._records[record.key] = self._names[DECLARED, name] = record
+            self._gone.pop(record.key, None)
 
     def _enter(self, record: Record) -> None:
         if record.key not in self._records:
@@ -270,9 +303,12 @@ class Arrays:
 
     def delete(self, owner: str, keys: Iterable[bytes]) -> int:
         """Forget arrays; unknown ones are skipped. Returns how many there were."""
-        found = [self._records[owner, key] for key in keys if (owner, key) in self._records]
+        found = [self._records[owner, key] for key in dict.fromkeys(keys) if (owner, key) in self._records]
+        there = [record.id for record in found if record.life == self._engine.starts]
         for record in found:
-            self._drop(record, "it was deleted")
+            self._forget(record, "it was deleted")
+        if there:
+            self._engine.delete(owner, there)
         return len(found)
 
     def sweep(self) -> float | None:
@@ -292,6 +328,8 @@ class Arrays:
     def restored(self, record: Record, info: dict[str, Any]) -> None:
         """A pinned array is on the devices of a new engine."""
         record.info, record.life = info, self._engine.starts
+        if self._records.get(record.key) is not record:  # it was deleted meanwhile
+            self._engine.delete(record.owner, [record.id])
 
     def lose(self, record: Record, reason: str) -> None:
         """An array could not be brought back."""
@@ -301,27 +339,38 @@ class Arrays:
         """Whether the array is there now; what is not is dropped."""
         if record.expires_at is not None and record.expires_at <= self._clock():
             self._drop(record, _over(record))
-        elif record.life != self._engine.starts and record.copy is None and record.owner != DECLARED:
+        elif record.life != self._engine.starts and record.copy is None and not record.is_declared:
             self._drop(record, "it was lost when the engine died; put it again, or pin it with pinned=True")
         else:
             return True
         return False
 
     def _drop(self, record: Record, reason: str) -> None:
-        if self._records.pop(record.key, None) is None:
-            return
+        is_there = record.life == self._engine.starts
+        if self._forget(record, reason) and is_there:
+            self._engine.delete(record.owner, [record.id])
+
+    def _forget(self, record: Record, reason: str) -> bool:
+        if self._records.get(record.key) is not record:
+            return False
+        del self._records[record.key]
         self._gone[record.key] = reason
         self._counts[record.owner] -= 1
+        if not self._counts[record.owner]:
+            del self._counts[record.owner]
         if record.name is not None and self._names.get((record.owner, record.name)) is record:
             del self._names[record.owner, record.name]
         record.unpin()
-        if record.life == self._engine.starts:
-            self._engine.delete(record.owner, [record.id])
+        return True
 
     def _schedule(self, record: Record) -> None:
-        if record.expires_at is not None:
-            self._entry += 1
-            heapq.heappush(self._ends, (record.expires_at, self._entry, record.key))
+        if record.expires_at is None:
+            return
+        self._entry += 1
+        heapq.heappush(self._ends, (record.expires_at, self._entry, record.key))
+        if len(self._ends) > 2 * len(self._records) + STALE_ENDS:
+            self._ends = [(end, n, r.key) for n, r in enumerate(self) if (end := r.expires_at) is not None]
+            heapq.heapify(self._ends)
 
 
 def _digest(header: bytes) -> bytes:

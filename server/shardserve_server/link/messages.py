@@ -14,6 +14,9 @@ from shardserve_proto.errors import BY_CODE, InternalError, ShardserveError
 #: Spoken by both ends of one installation; a mismatch is a broken installation.
 LINK_VERSION = 2
 
+#: The owner of the operator's declared arrays, which everybody may use; no key can have it.
+DECLARED = "\0declared"
+
 Ranges: TypeAlias = tuple[tuple[int, int], ...]  # (offset, bytes) of each segment, in a buffer or in the payload
 
 
