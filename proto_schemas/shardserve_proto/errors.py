@@ -6,6 +6,7 @@
     ├── Unauthenticated (PermissionError)        unauthenticated       401
     ├── Forbidden (PermissionError)              forbidden             403
     ├── NotFound (LookupError)                   not_found             404
+    ├── MethodNotAllowed (ValueError)            method_not_allowed    405
     ├── TooSlow (TimeoutError)                   too_slow              408
     ├── NameTaken (ValueError)                   name_taken            409
     ├── Expired (LookupError)                    expired               410
@@ -132,6 +133,12 @@ class NotFound(ShardserveError, LookupError):
     """An unknown kernel, mesh, route or array, or somebody else's: the same answer."""
 
     code, status = "not_found", 404
+
+
+class MethodNotAllowed(ShardserveError, ValueError):
+    """The route has no such method; `details` has those that it has."""
+
+    code, status = "method_not_allowed", 405
 
 
 class TooSlow(ShardserveError, TimeoutError):

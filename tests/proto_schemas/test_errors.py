@@ -29,6 +29,7 @@ TABLE: dict[int | None, set[str]] = {
     401: {"unauthenticated"},
     403: {"forbidden"},
     404: {"not_found"},
+    405: {"method_not_allowed"},  # beyond the design: what routers refuse has a name too
     408: {"too_slow"},
     409: {"name_taken"},
     410: {"expired"},

@@ -51,7 +51,10 @@ def _check_known(resources: dict[str, tuple[str, ...]], labels: Labels) -> None:
 
 def _placed(spec: Spec, axes: Axes, labels: Sequence[str], resources: dict[str, tuple[str, ...]]) -> Spec:
     """The spec of one array with the resources of its labels filled in."""
-    wanted = {position: resources[label] for position, label in _positions(axes, labels) if resources.get(label)}
+    positions: dict[str, int] = {}
+    for position, label in _positions(axes, labels):
+        positions.setdefault(label, position)  # a diagonal is split once: its other dimension is whole
+    wanted = {position: resources[label] for label, position in positions.items() if resources.get(label)}
     if not wanted:
         return spec
     own = P() if isinstance(spec, Auto) else spec

@@ -17,7 +17,7 @@ from typing import Any
 from shardserve_proto.errors import ShardserveError
 
 from ..link.channel import BrokenLink, ThreadChannel
-from ..link.descriptors import MappedBuffers
+from ..link.descriptors import MappedBuffers, raise_descriptor_limit
 from ..link.engine_end import EngineEnd
 from ..link.messages import LINK_VERSION, Hello, Refused, error_to_wire
 from ..link.parent_death import die_with_parent
@@ -29,6 +29,7 @@ def main(argv: list[str]) -> int:
     """Load the engine, say hello, and serve the front until it is gone."""
     settings, messages, descriptors, parent = argv
     die_with_parent(int(parent))
+    raise_descriptor_limit()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the front, which then closes the link
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s engine %(levelname)s %(message)s")
     channel = ThreadChannel(socket.socket(fileno=int(messages)))

@@ -107,7 +107,7 @@ class _Question:
         return is_given or any(where is not None and where.mesh is not None for where in self.residents)
 
     def new_arrays(self) -> list[Aval]:
-        """What the call brings on to the devices: resident arguments are there, and a transfer's results are its inputs."""
+        """What the call brings on to the devices; the results of a transfer are its inputs."""
         inputs = [aval for aval, lies in zip(self.inputs, self.residents, strict=True) if lies is None]
         return inputs if self.is_transfer else [*inputs, *self.outputs]
 

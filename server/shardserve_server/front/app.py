@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from shardserve_proto.errors import InvalidRequest
 
@@ -21,7 +21,7 @@ from ..settings import Settings
 from .arrays import Arrays
 from .auth import Gate, Keys
 from .calls import Calls
-from .errors import ErrorBoundary, error_of_status
+from .errors import ErrorBoundary, error_of_refusal
 from .openapi import describe
 from .pins import Pins
 from .routes import health, kernels
@@ -54,6 +54,7 @@ def create_app(
         version=services.version,
         docs_url=None,  # both pages load their scripts from another host
         redoc_url=None,
+        redirect_slashes=False,  # a redirect would repeat the Host that the client sent
         lifespan=_lifespan(services),
     )
     app.state.services = services
@@ -108,14 +109,13 @@ def _lifespan(services: Services):  # type: ignore[no-untyped-def]
 
 
 async def _refused(request: Request, error: Exception) -> Response:
+    """Raised again as an error with a name, so that all of them leave by the outermost middleware."""
     assert isinstance(error, HTTPException)  # noqa: S101 - the class that it is registered for
-    named = error_of_status(error.status_code, method=request.method, path=request.url.path)
-    return JSONResponse(named.to_wire(), status_code=error.status_code, headers=error.headers)
+    raise error_of_refusal(error, method=request.method, path=request.url.path) from None
 
 
 async def _invalid(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)  # noqa: S101 - the class that it is registered for
     first = error.errors()[0]
     place = ".".join(map(str, first["loc"]))[:200]
-    named = InvalidRequest(f"{place}: {first['msg']}")
-    return JSONResponse(named.to_wire(), status_code=400)
+    raise InvalidRequest(f"{place}: {first['msg']}") from None

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import time
 
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from shardserve_proto.errors import InvalidRequest, NotFound, ShardserveError
+from shardserve_proto.errors import InvalidRequest, MethodNotAllowed, NotFound, ShardserveError
 
 from .body import ClientGone
 from .protocol import connection_of
@@ -69,16 +70,21 @@ async def send_error(error: ShardserveError, send: Send, *, close: bool) -> None
         headers.append((b"retry-after", b"%d" % max(1, round(error.retry_after_s))))
     if close:
         headers.append((b"connection", b"close"))
+    if isinstance(error, MethodNotAllowed):
+        headers.append((b"allow", str(error.details.get("allowed", "")).encode()))
     if error.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 
-def error_of_status(status: int, *, method: str, path: str) -> ShardserveError:
+def error_of_refusal(refusal: HTTPException, *, method: str, path: str) -> ShardserveError:
     """What FastAPI's own refusals become."""
-    if status == 404:
+    if refusal.status_code == 404:
         return NotFound(f"there is no route {path[:200]!r}; /openapi.json lists the routes")
-    if status == 405:
-        return InvalidRequest(f"the route {path[:200]!r} has no method {method[:20]}")
-    return InvalidRequest(f"the request was refused with HTTP {status}")
+    if refusal.status_code == 405:
+        allowed = (refusal.headers or {}).get("Allow", "")
+        return MethodNotAllowed(
+            f"the route {path[:200]!r} has no method {method[:20]}; it has {allowed}", details={"allowed": allowed}
+        )
+    return InvalidRequest(f"the request was refused with HTTP {refusal.status_code}")

@@ -14,6 +14,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
+from ..link.descriptors import raise_descriptor_limit
 from ..settings import BadSetting, Settings
 from .app import create_app
 from .auth import load_keys
@@ -96,6 +97,7 @@ def run(settings: Settings, *, announce: Callable[[dict[str, Any]], None], stop_
         BadSetting: before anything is started.
     """
     configure_logging()
+    raise_descriptor_limit()
     ring = load_keys(settings)
     with bind(settings) as listener:
         app = create_app(settings, ring.keys)

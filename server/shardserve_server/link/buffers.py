@@ -24,6 +24,8 @@ from .populate import Populator, populate
 from .regions import REGIONS, BufferKind, Region
 
 FRONT = "front"
+#: Each spare buffer costs the front two descriptors and an engine up to three.
+SPARE_BUFFERS = 64
 SMALLEST_BYTES = 128 * 1024
 #: Making the pages of a smaller buffer is not worth a thread.
 POPULATED_BYTES = 4 * 2**20
@@ -176,7 +178,8 @@ class BufferPool:
             self._leased_bytes -= lease.buffer.capacity
         self._spare.setdefault(lease.buffer.capacity, []).append(lease.buffer)
         self._spare_bytes += lease.buffer.capacity
-        self._trim(self._spare_limit_bytes)
+        is_many = sum(map(len, self._spare.values())) > SPARE_BUFFERS
+        self._trim(min(self._spare_limit_bytes, self._spare_bytes - 1) if is_many else self._spare_limit_bytes)
 
     def drop_holder(self, holder: Hashable) -> None:
         """A holder is dead: every lease that it held goes on without it, or is over."""
@@ -216,7 +219,11 @@ class BufferPool:
         try:
             return SharedBuffer(next(self._numbers), capacity, self._make_region(capacity))
         except (OSError, ValueError) as error:  # no descriptors, no address space, a full disk
-            raise _no_room(capacity, free) from error
+            raise OutOfMemory(
+                f"the system gives no shared buffer of {capacity} bytes now ({error}); try again",
+                details={"needed_bytes": capacity},
+                retry_after_s=1.0,
+            ) from error
 
     def _make_spare(self, capacity: int) -> None:
         """Have a thread make a buffer with all its pages, if there is no spare one and room for it."""

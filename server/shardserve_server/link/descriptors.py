@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
+import resource
 import socket
 import struct
 
 RECORD = struct.Struct("<QQ")  # number of the buffer, its capacity
+
+
+def raise_descriptor_limit() -> None:
+    """Let this process have as many descriptors as the system allows it: connections and buffers take some each."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # macOS refuses "unlimited"
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def send_descriptor(end: socket.socket, *, number: int, capacity: int, descriptor: int) -> None:

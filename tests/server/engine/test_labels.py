@@ -55,3 +55,12 @@ def test_a_label_and_a_spec_may_not_disagree(engine: Engine) -> None:
 def test_two_labels_of_one_array_may_not_share_a_mesh_axis(engine: Engine) -> None:
     with pytest.raises(ShardingError, match="'x' stands twice"):
         einsum(engine, "ij->ij", np.zeros((2, 2)), resources={"i": "x", "j": "x"}, mesh=GRID)
+
+
+@pytest.mark.parametrize("subscripts", ["ii->i", "ii", "iij->ij"])
+def test_a_label_that_stands_twice_splits_one_of_its_dimensions(engine: Engine, subscripts: str) -> None:
+    a = np.random.default_rng(0).random((7, 7, 3))[..., : 3 if "j" in subscripts else 1]
+    a = a if "j" in subscripts else a[..., 0]
+    found = einsum(engine, subscripts, a, resources={"i": "x"}, mesh=GRID)
+    np.testing.assert_allclose(found.value, np.einsum(subscripts, a), rtol=1e-13)
+    assert found.report.arguments[0].spec == ("x",)

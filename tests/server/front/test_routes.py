@@ -10,7 +10,7 @@ from shardserve_proto.errors import BY_CODE
 from shardserve_proto.limits import LIMITS
 from shardserve_server.settings import Settings
 
-from .serving import KERNELS, Served, read_answer, serving
+from .serving import KERNELS, Served, post_head, read_answer, serving
 
 
 def test_the_kernels_are_listed_and_described(front: Served) -> None:
@@ -46,10 +46,10 @@ def test_info_shows_the_limits_that_the_settings_lowered() -> None:
         ("GET", "/v1/kernels/identify", 404, "not_found"),
         ("GET", "/v1/kernels/" + "x" * 5000, 404, "not_found"),
         ("GET", "/v1/kernels/%ed%a0%80", 404, "not_found"),
-        ("GET", "/v1/call", 405, "bad_request"),
-        ("PUT", "/v1/call", 405, "bad_request"),
-        ("DELETE", "/v1/kernels", 405, "bad_request"),
-        ("OPTIONS", "/v1/info", 405, "bad_request"),
+        ("GET", "/v1/call", 405, "method_not_allowed"),
+        ("PUT", "/v1/call", 405, "method_not_allowed"),
+        ("DELETE", "/v1/kernels", 405, "method_not_allowed"),
+        ("OPTIONS", "/v1/info", 405, "method_not_allowed"),
         ("BREW", "/v1/info", 400, "bad_request"),
     ],
 )
@@ -124,3 +124,25 @@ def test_no_page_of_the_server_loads_anything_from_elsewhere(front: Served) -> N
         body = front.request("GET", path).body
         assert b"<script" not in body
         assert b"cdn" not in body
+
+
+@pytest.mark.parametrize("path", ["/livez", "/readyz"])
+def test_probes_may_ask_for_the_head_alone(front: Served, path: str) -> None:
+    answer = front.request("HEAD", path)
+    assert (answer.status, answer.body) == (200, b"")
+
+
+def test_a_slash_too_many_is_no_route_and_no_redirect(front: Served) -> None:
+    answer = front.request("POST", "/v1/call/", body=b"", headers={"Host": "127.0.0.1"})
+    assert (answer.status, answer.code) == (404, "not_found")
+
+
+def test_the_methods_of_a_route_are_told(front: Served) -> None:
+    assert front.request("DELETE", "/v1/kernels").headers["allow"] == "GET"
+
+
+def test_a_refusal_by_the_router_does_not_take_the_next_request_for_its_body(front: Served) -> None:
+    with socket.create_connection(("127.0.0.1", front.port), timeout=10) as stream:
+        stream.sendall(post_head("/nope", 60, Expect="100-continue"))
+        answer = read_answer(stream)
+        assert (answer.status, answer.headers["connection"]) == (404, "close")

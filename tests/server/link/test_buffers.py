@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardserve_proto.errors import OutOfMemory, TooLarge
-from shardserve_server.link.buffers import SMALLEST_BYTES, BufferPool, Lease, size_class
+from shardserve_server.link.buffers import SMALLEST_BYTES, SPARE_BUFFERS, BufferPool, Lease, size_class
 from shardserve_server.link.descriptors import MappedBuffers, send_descriptor
 from shardserve_server.link.populate import populate
 from shardserve_server.link.regions import REGIONS, BufferKind, default_kind
@@ -300,3 +300,13 @@ def test_memory_that_cannot_be_populated_is_said_so(monkeypatch: pytest.MonkeyPa
 
 def test_linux_uses_memfd_by_default() -> None:
     assert default_kind() == ("memfd" if sys.platform == "linux" else "file")
+
+
+def test_spare_buffers_are_few_however_small_they_are() -> None:
+    """Each costs descriptors, of which a process has a thousand or so."""
+    pool = make_pool()
+    leases = [pool.lease(1) for _ in range(3 * SPARE_BUFFERS)]
+    for lease in leases:
+        lease.release()
+    assert pool.usage().spare_buffers == SPARE_BUFFERS
+    pool.close()

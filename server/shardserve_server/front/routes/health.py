@@ -27,11 +27,13 @@ class Ready(BaseModel):
     status: Literal["ready"] = "ready"
 
 
+@router.head("/livez", include_in_schema=False)
 @router.get("/livez", summary="The front answers")
 async def livez() -> Alive:
     return Alive()
 
 
+@router.head("/readyz", include_in_schema=False)
 @router.get("/readyz", summary="The engine takes calls; 503 with the reason when it does not")
 async def readyz(request: Request) -> Ready:
     services_of(request).engine.check_ready()
