@@ -28,7 +28,6 @@ class Connection:
     Arguments:
         resume_reading: of the connection's flow control, which pauses while a body is not taken up.
         must_close: whether a refusal now would leave a body unread that nobody wants to read.
-        fill: receives the body that is arriving; see `FrontProtocol.fill`.
     """
 
     def __init__(
@@ -39,13 +38,13 @@ class Connection:
         limits: ConnectionLimits,
         resume_reading: Callable[[], None],
         must_close: Callable[[], bool],
-        fill: Callable[[object, memoryview], Awaitable[int]],
     ) -> None:
         self._transport = transport
         self._limits = limits
         self._resume_reading = resume_reading
         self.must_close = must_close
-        self.fill = fill
+        #: Receives the body that is arriving; see `FrontProtocol.fill`, which replaces this.
+        self.fill: Callable[[object, memoryview], Awaitable[int]] = _cannot_fill
         self._flush_callbacks: list[Callable[[], None]] = []
         self._lost_callbacks: list[Callable[[], object]] = []
         self._clock = Clock(loop, self._check_progress)
@@ -144,3 +143,7 @@ def _run(callbacks: list[Callable[[], Any]]) -> None:
 
 def _nothing() -> None:
     pass
+
+
+async def _cannot_fill(_: object, __: memoryview) -> int:
+    raise NotImplementedError

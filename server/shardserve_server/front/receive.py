@@ -13,7 +13,7 @@ from typing import Any
 
 #: From this size on a piece of a body is worth two switches of protocol.
 BULK_BYTES = 256 * 1024
-#: One read from the kernel takes what its queue holds, mostly less than this; then the other connections have their turn.
+#: One read takes what the kernel has, mostly less than this; then the other connections have their turn.
 READ_BYTES = 4 * 2**20
 
 
