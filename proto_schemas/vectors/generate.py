@@ -16,7 +16,16 @@ import numpy as np
 
 from shardserve_proto.dtypes import DTYPES
 from shardserve_proto.frames import MAGIC, PRELUDE, encode_frame, encode_header
-from shardserve_proto.messages import CallReply, CallRequest, PlacementReport, Report, Segment, SegmentArgument
+from shardserve_proto.messages import (
+    ArrayArgument,
+    CallReply,
+    CallRequest,
+    Keep,
+    PlacementReport,
+    Report,
+    Segment,
+    SegmentArgument,
+)
 from shardserve_proto.programs import Constant, Mapping, Program, Step
 from shardserve_proto.specs import parse_axes
 
@@ -132,6 +141,29 @@ def calls() -> list[Vector]:
             in_shardings=(("data", None), "auto"), out_shardings=(None,), precision="default", timeout_s=2.5,
         ),
         *special_calls(),
+        *calls_on_arrays(),
+    ]  # fmt: skip
+
+
+def calls_on_arrays() -> list[Vector]:
+    """Calls that keep arrays on the devices, and calls on these. An id is random; those of the vectors are not."""
+    ids = np.arange(32, dtype=np.uint8).reshape(2, 16)
+    transfer = Program(inputs=1, outputs=(0,))
+    put = CallRequest(
+        program=transfer, arguments=(SegmentArgument(segment=1),), segments=described((ids[:1], X)), ids=0,
+        out_shardings=(("devices",),), results=(Keep(array=0, name="catalogue", ttl_s=60.0),),
+    )  # fmt: skip
+    matmul = CallRequest(
+        program=Program.of_kernel("matmul", operands=2), arguments=(ArrayArgument(array=0), SegmentArgument(segment=1)),
+        segments=described((ids, X.T.copy())), ids=0, results=(Keep(array=1),),
+    )  # fmt: skip
+    get = CallRequest(program=transfer, arguments=(ArrayArgument(array=0),), segments=described((ids[1:],)), ids=0)
+    return [
+        good("call-put", "Put an array: the program without steps; its result stays under an id.", "call", put,
+             (ids[:1], X)),
+        good("call-on-array", "A kernel on that array and an array of the frame; the result stays.", "call", matmul,
+             (ids, X.T.copy())),
+        good("call-get", "Get that result: its data come as the reply's only segment.", "call", get, (ids[1:],)),
     ]  # fmt: skip
 
 
