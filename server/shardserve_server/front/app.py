@@ -24,6 +24,7 @@ from .calls import Calls
 from .errors import ErrorBoundary, error_of_refusal
 from .openapi import describe
 from .pins import Pins
+from .routes import arrays as array_routes
 from .routes import health, kernels
 from .routes.calls import PATH, CallEndpoint
 from .services import Services
@@ -65,6 +66,7 @@ def create_app(
     app.router.add_route(PATH, CallEndpoint(calls, body_bytes=settings.body_bytes), methods=["POST"])  # type: ignore[arg-type]
     app.include_router(health.router)
     app.include_router(kernels.router)
+    app.include_router(array_routes.router)
     describe(app)
     return app
 

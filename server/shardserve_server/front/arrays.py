@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from cachetools import LRUCache
 
 from shardserve_proto.errors import Expired, Forbidden, NameTaken, NotFound, QuotaExceeded, nearest
-from shardserve_proto.messages import HEX_ID, ArrayInfo, Keep
+from shardserve_proto.messages import HEX_ID, LABEL, ArrayInfo, Keep
 
 from ..link.messages import DECLARED
 from .pins import HostCopy
@@ -27,6 +27,8 @@ GONE_REMEMBERED = 100_000
 REPLACED_TTL_S = 60.0
 #: Entries of the heap of leases that may be out of date, beside as many as there are arrays.
 STALE_ENDS = 1000
+#: So many names are compared for a "did you mean".
+COMPARED_NAMES = 1000
 _UNDECLARED = "the operator's table does not have it any more, or has another array under its name"
 
 #: What the engine tells of an array.
@@ -154,8 +156,9 @@ class Arrays:
             record = self._names.get((space, name))
             if record is not None and self._is_live(record):
                 return record
-        known = [label for space, label in self._names if space in (owner, DECLARED)]
-        raise NotFound(f"no array has the name {name!r}{nearest(name, known)}")
+        known = [label for space, label in self._names if space in (owner, DECLARED)][:COMPARED_NAMES]
+        hint = nearest(name, known) if LABEL.fullmatch(name) else ""
+        raise NotFound(f"no array has the name {name[:64]!r}{hint}")
 
     def at(self, owner: str, text: str) -> Record:
         """The array that a path or a JSON call means: 32 hex digits are an id, anything else is a name.
@@ -164,6 +167,10 @@ class Arrays:
             NotFound, Expired: as `find` and `named` do.
         """
         return self.find(owner, bytes.fromhex(text)) if HEX_ID.fullmatch(text) else self.named(owner, text)
+
+    def info(self, owner: str, key: bytes) -> ArrayInfo:
+        """An array as its owner sees it; raises as `find` does."""
+        return self.describe(self.find(owner, key))
 
     def peek(self, owner: str, key: bytes) -> Record | None:
         """An array as it stands in the books, whether it is live or not."""

@@ -11,7 +11,7 @@ import msgpack
 from cachetools import LRUCache
 from starlette.types import Scope, Send
 
-from shardserve_proto.errors import BadFrame, DeadlineExceeded
+from shardserve_proto.errors import BadFrame, DeadlineExceeded, TooLarge
 from shardserve_proto.frames import (
     MEDIA_TYPE,
     PRELUDE_BYTES,
@@ -33,6 +33,7 @@ from ..settings import Settings
 from .arrays import Arrays, Record
 from .body import BodyReader, ClientGone
 from .connection import connection_of
+from .holders import told_to
 from .pins import Pins, copied_segments
 from .sending import Sender
 from .telemetry import server_timing
@@ -108,7 +109,18 @@ class Calls:
         return head
 
     def prepare(self, head: CallHead) -> Upload:
-        """Room for the call's segments."""
+        """Room for the call's segments.
+
+        Raises:
+            TooLarge: for the devices or the shared buffers, ever.
+            OutOfMemory: for the shared buffers now.
+        """
+        needed, limit = sum(head.layout.sizes), self.engine.check_ready().memory_bytes
+        if needed > limit:
+            raise TooLarge(
+                f"the arrays of the call take {needed} bytes, but the devices hold {limit}; split the call",
+                details={"needed_bytes": needed, "limit_bytes": limit},
+            )
         return Upload.prepare(
             head.layout, header_bytes_end=head.header_end, pool=self._pool, inline_bytes=LIMITS.inline_bytes
         )
@@ -152,8 +164,9 @@ class Calls:
         task = asyncio.current_task()
         take_back = connection.when_lost(task.cancel) if connection is not None and task is not None else None
         try:
-            reply = await self.engine.call(header, upload, options)
-            await self._keep(owner, head, header, upload, reply)
+            with told_to(owner, self.arrays):
+                reply = await self.engine.call(header, upload, options)
+                await self._keep(owner, head, header, upload, reply)
             return reply
         except asyncio.CancelledError:
             if connection is not None and connection.is_lost and task is not None and task.uncancel() == 0:

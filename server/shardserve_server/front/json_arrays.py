@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
@@ -18,11 +19,20 @@ Array = np.ndarray[Any, DType]
 Number = bool | int | float
 NOT_FINITE: dict[str, float] = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _FIELDS = ("dtype", "shape", "data")
+_RESIDENT = "array"
 _INT64_MIN, _UINT64_MAX = -(2**63), 2**64 - 1
 
 
-def read_argument(value: Any, what: str) -> Array | Number:
-    """An argument of a JSON call: an array, or a number, which adapts to the arrays it meets as in Python.
+@dataclass(frozen=True)
+class Resident:
+    """An argument that is on the devices already, by its id or name: `{"array": "catalogue"}`."""
+
+    text: str
+
+
+def read_argument(value: Any, what: str) -> Array | Number | Resident:
+    """An argument of a JSON call: an array, a resident one, or a number, which adapts to the arrays it meets as in
+    Python.
 
     Raises:
         InvalidRequest: neither.
@@ -31,6 +41,8 @@ def read_argument(value: Any, what: str) -> Array | Number:
     """
     if isinstance(value, list):
         return _from_lists(value, None, None, what)
+    if isinstance(value, dict) and _RESIDENT in value:
+        return _resident(value, what)
     if isinstance(value, dict):
         return _from_fields(value, what)
     number = _number(value, what)
@@ -42,6 +54,13 @@ def read_argument(value: Any, what: str) -> Array | Number:
 def write_array(array: Array) -> dict[str, Any]:
     """The JSON form of a result."""
     return {"dtype": name_of(array.dtype), "shape": list(array.shape), "data": _to_lists(array)}
+
+
+def _resident(value: dict[str, Any], what: str) -> Resident:
+    text = value[_RESIDENT]
+    if len(value) > 1 or not isinstance(text, str):
+        raise InvalidRequest(f'{what}: a resident array is {{"array": id or name}}, and nothing else')
+    return Resident(text)
 
 
 def _from_fields(value: dict[str, Any], what: str) -> Array:

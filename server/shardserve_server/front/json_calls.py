@@ -2,35 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+import secrets
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from shardserve_proto.dtypes import name_of, to_wire_order
-from shardserve_proto.errors import InvalidRequest, nearest
+from shardserve_proto.errors import InvalidRequest, NotFound, nearest
 from shardserve_proto.frames import encode_header
 from shardserve_proto.limits import LIMITS
-from shardserve_proto.messages import CallRequest
+from shardserve_proto.messages import HEX_ID, ID_BYTES, CallRequest
 from shardserve_proto.programs import validate
 from shardserve_proto.specs import Axes, parse_axes, parse_resources
 
-from .json_arrays import Array, Number, read_argument
+from .json_arrays import Array, Number, Resident, read_argument
 
 _MAPPING_FIELDS = ("in_axes", "out_axes", "axis_sizes", "axis_resources")
 _PLAIN_FIELDS = ("precision", "timeout_s")
-FIELDS = ("arguments", "params", "mesh", *_MAPPING_FIELDS, "in_shardings", "out_shardings", *_PLAIN_FIELDS)
+FIELDS = ("arguments", "params", "mesh", *_MAPPING_FIELDS, "in_shardings", "out_shardings", *_PLAIN_FIELDS, "keep")
+_KEEP_FIELDS = ("id", "name", "replace", "ttl_s", "pinned")
+Argument = Array | Number | Resident
+Resolve = Callable[[str], bytes]
 
 
 @dataclass(frozen=True)
 class JsonCall:
-    """A call that came as JSON: the header it would have had as a frame, and its arrays."""
+    """A call that came as JSON: the header it would have had as a frame, and its segments.
+
+    Attributes:
+        kept: the id of the result, when it stays on the devices.
+    """
 
     header: bytes
     arrays: tuple[Array, ...]
+    kept: bytes | None = None
 
 
-def read_call(kernel: str, body: Any) -> JsonCall:
+def _no_arrays(text: str) -> bytes:
+    raise NotFound(f"there is no array {text[:64]!r}")
+
+
+def read_call(kernel: str, body: Any, resolve: Resolve = _no_arrays) -> JsonCall:
     """Read the body of `POST /v1/kernels/{name}`.
+
+    Arguments:
+        resolve: gives the id of a resident array by its id or name.
 
     Raises:
         ShardserveError: naming the field that is wrong.
@@ -44,33 +63,63 @@ def read_call(kernel: str, body: Any) -> JsonCall:
     if len(given) > LIMITS.segments:
         raise InvalidRequest(f"{len(given)} arguments are given, at most {LIMITS.segments} are allowed")
     arguments = [read_argument(value, f"argument {index}") for index, value in enumerate(given)]
-    arrays = tuple(to_wire_order(argument) for argument in arguments if not isinstance(argument, Number))
-    wire = _program(kernel, arguments, _object(body.get("params") or {}, "params"), arrays) | _options(body, arguments)
-    return JsonCall(encode_header(validate(CallRequest, _tuples(wire)).to_wire()), arrays)
+    keep, kept = _keep(body.get("keep"))
+    ids = [resolve(argument.text) for argument in arguments if isinstance(argument, Resident)]
+    arrays = [to_wire_order(argument) for argument in arguments if isinstance(argument, np.ndarray)]
+    wire = _program(kernel, arguments, _object(body.get("params") or {}, "params")) | _options(body, arguments)
+    if keep is not None and kept is not None:
+        wire["results"] = [keep | {"array": len(ids)}]
+        ids.append(kept)
+    if ids:
+        wire["ids"] = len(arrays)
+        arrays.append(np.frombuffer(b"".join(ids), np.uint8).reshape(len(ids), ID_BYTES))
+    wire["segments"] = [
+        {"dtype": name_of(array.dtype), "shape": list(array.shape), "nbytes": array.nbytes} for array in arrays
+    ]
+    return JsonCall(encode_header(validate(CallRequest, as_tuples(wire)).to_wire()), tuple(arrays), kept)
 
 
-def _program(
-    kernel: str, arguments: Sequence[Array | Number], params: Mapping[str, Any], arrays: Sequence[Array]
-) -> dict[str, Any]:
+def _program(kernel: str, arguments: Sequence[Argument], params: Mapping[str, Any]) -> dict[str, Any]:
     count = len(arguments)
     step = {"kernel": kernel, "operands": list(range(count)), "params": params}
-    numbers = iter(range(len(arrays)))
-    return {
-        "program": {"inputs": count, "steps": [step], "outputs": [count]},
-        "arguments": [
-            {"value": argument} if isinstance(argument, Number) else {"segment": next(numbers)}
-            for argument in arguments
-        ],
-        "segments": [
-            {"dtype": name_of(array.dtype), "shape": list(array.shape), "nbytes": array.nbytes} for array in arrays
-        ],
-    }
+    segments, rows = itertools.count(), itertools.count()
+    wire: list[dict[str, Any]] = []
+    for argument in arguments:
+        if isinstance(argument, Number):
+            wire.append({"value": argument})
+        elif isinstance(argument, Resident):
+            wire.append({"array": next(rows)})
+        else:
+            wire.append({"segment": next(segments)})
+    return {"program": {"inputs": count, "steps": [step], "outputs": [count]}, "arguments": wire}
 
 
-def _options(body: Mapping[str, Any], arguments: Sequence[Array | Number]) -> dict[str, Any]:
+def _keep(value: Any) -> tuple[dict[str, Any] | None, bytes | None]:
+    """What to keep of the result, and its id: the caller's own, or a random one."""
+    if value is None or value is False:
+        return None, None
+    wanted = dict(_object({} if value is True else value, "keep"))
+    for field in wanted:
+        if field not in _KEEP_FIELDS:
+            raise InvalidRequest(f"keep: unknown field {field[:64]!r}{nearest(field[:64], _KEEP_FIELDS)}")
+    given = wanted.pop("id", None)
+    if given is not None and not (isinstance(given, str) and HEX_ID.fullmatch(given)):
+        raise InvalidRequest("keep: an id is 32 hex digits, drawn at random")
+    if "ttl_s" in wanted:
+        wanted["ttl_s"] = as_seconds(wanted["ttl_s"])
+    return wanted, secrets.token_bytes(ID_BYTES) if given is None else bytes.fromhex(given)
+
+
+def as_seconds(value: Any) -> Any:
+    """JSON has one kind of numbers; the messages want a float."""
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    return float(min(value, 2**53)) if is_whole else value
+
+
+def _options(body: Mapping[str, Any], arguments: Sequence[Argument]) -> dict[str, Any]:
     options = {field: body[field] for field in _PLAIN_FIELDS if body.get(field) is not None}
-    if isinstance(options.get("timeout_s"), int) and not isinstance(options["timeout_s"], bool):
-        options["timeout_s"] = float(options["timeout_s"])
+    if "timeout_s" in options:
+        options["timeout_s"] = as_seconds(options["timeout_s"])
     mesh = body.get("mesh")
     if mesh is not None:
         options["mesh"] = list(mesh.items()) if isinstance(mesh, dict) else mesh
@@ -87,7 +136,7 @@ def _specs(value: Any, count: int) -> Any:
     return [value] * count if value is None or value == "auto" else value
 
 
-def _mapping(body: Mapping[str, Any], arguments: Sequence[Array | Number]) -> dict[str, Any]:
+def _mapping(body: Mapping[str, Any], arguments: Sequence[Argument]) -> dict[str, Any]:
     is_array = [not isinstance(argument, Number) for argument in arguments]
     in_axes = _axes(body.get("in_axes"), "in_axes", is_array)
     out_axes = _axes(body.get("out_axes"), "out_axes", [True])
@@ -128,8 +177,8 @@ def _object(value: Any, what: str) -> dict[str, Any]:
     return value
 
 
-def _tuples(value: Any) -> Any:
+def as_tuples(value: Any) -> Any:
     """Lists as tuples, which the messages are made of."""
     if isinstance(value, dict):
-        return {key: _tuples(item) for key, item in value.items()}
-    return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
+        return {key: as_tuples(item) for key, item in value.items()}
+    return tuple(map(as_tuples, value)) if isinstance(value, list | tuple) else value

@@ -6,9 +6,13 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from starlette.responses import Response
 
 from shardserve_proto.errors import BY_CODE
 from shardserve_proto.frames import MEDIA_TYPE
+from shardserve_proto.messages import HEX_ID, LABEL
+
+from .npy import NPY_TYPE
 
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 _CALL = {
@@ -24,10 +28,14 @@ _CALL = {
 
 _ANY: dict[str, Any] = {}
 _ARRAY = {
-    "description": "A nested list, a number, or an object. NaN, Infinity and -Infinity are texts, complex ones pairs.",
+    "description": (
+        "A nested list, a number, an object, or {'array': id or name} for one that is resident. NaN, Infinity and "
+        "-Infinity are texts, complex ones pairs."
+    ),
     "anyOf": [
         {"type": "array", "items": _ANY},
         {"type": "number"},
+        {"type": "object", "required": ["array"], "properties": {"array": {"type": "string"}}},
         {
             "type": "object",
             "required": ["data"],
@@ -56,6 +64,18 @@ _JSON_BODY = {
         "out_shardings": {"description": _SPECS},
         "precision": {"enum": ["highest", "high", "default"]},
         "timeout_s": {"type": "number", "exclusiveMinimum": 0},
+        "keep": {
+            "description": "Keep the result on the devices: the reply has its ArrayInfo instead of its data.",
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {
+                "id": {"type": "string", "pattern": f"^{HEX_ID.pattern}$"},
+                "name": {"type": "string", "pattern": f"^{LABEL.pattern}$"},
+                "replace": {"type": "boolean"},
+                "ttl_s": {"type": "number", "exclusiveMinimum": 0},
+                "pinned": {"type": "boolean"},
+            },
+        },
     },
 }
 #: What FastAPI cannot know of a body that it does not parse.
@@ -66,6 +86,46 @@ JSON_CALL: dict[str, Any] = {
             "application/json": {"schema": _JSON_BODY, "example": {"arguments": [[1.0, 2.0], [3.0, 4.0]]}},
         },
     },
+}
+
+
+def _json_body(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+NPY_BODY: dict[str, Any] = {
+    "requestBody": {"required": True, "content": {NPY_TYPE: _BINARY, "application/octet-stream": _BINARY}},
+}
+LEASE_BODY = _json_body(
+    {
+        "oneOf": [
+            {
+                "type": "object",
+                "required": ["ttl_s"],
+                "properties": {"ttl_s": {"type": "number", "exclusiveMinimum": 0}},
+                "additionalProperties": False,
+            },
+            {
+                "type": "object",
+                "required": ["pinned"],
+                "properties": {"pinned": {"const": True}},
+                "additionalProperties": False,
+            },
+        ]
+    }
+)
+RELEASE_BODY = _json_body(
+    {
+        "type": "object",
+        "required": ["ids"],
+        "properties": {"ids": {"type": "array", "items": {"type": "string", "pattern": f"^{HEX_ID.pattern}$"}}},
+        "additionalProperties": False,
+    }
+)
+#: What a download is.
+ARRAY_BODIES: dict[str, Any] = {
+    "response_class": Response,
+    "responses": {200: {"description": "The array", "content": {NPY_TYPE: _BINARY, MEDIA_TYPE: _BINARY}}},
 }
 
 

@@ -39,5 +39,11 @@ class Services:
         return self.engine.info or self.engine.check_ready()
 
 
+def owner_of(request: Request) -> str:
+    """The owner of the request's key."""
+    owner: str = request.scope["state"].get("owner", "")
+    return owner
+
+
 def services_of(request: Request) -> Services:
     return cast(Services, request.app.state.services)

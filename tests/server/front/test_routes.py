@@ -106,6 +106,8 @@ def test_the_openapi_document_describes_every_route_and_one_error(front: Served)
     document = front.request("GET", "/openapi.json").json
     assert set(document["paths"]) == {
         "/livez", "/readyz", "/v1/info", "/v1/devices", "/v1/kernels", "/v1/kernels/{name}", "/v1/call",
+        "/v1/arrays", "/v1/arrays/{array}", "/v1/arrays/{array}/info", "/v1/arrays/{array}/lease", "/v1/arrays/release",
+        "/v1/memory",
     }  # fmt: skip
     assert set(document["paths"]["/v1/kernels/{name}"]) == {"get", "post"}
     call = document["paths"]["/v1/call"]["post"]

@@ -13,18 +13,17 @@ from starlette.responses import Response
 from shardserve_proto.dtypes import dtype_named
 from shardserve_proto.errors import NotFound, TooLarge, nearest
 from shardserve_proto.frames import decode_header
-from shardserve_proto.messages import CallReply, EngineInfo, KernelInfo
+from shardserve_proto.messages import ArrayInfo, CallReply, EngineInfo, KernelInfo
 from shardserve_proto.programs import validate
 
 from ...link.transfer import EngineReply
-from ..body import BodyReader, check_media_type, content_length, headers_of
 from ..calls import Calls, reply_phases
 from ..json_arrays import write_array
 from ..json_calls import JsonCall, read_call
-from ..json_text import parse_json
 from ..openapi import JSON_CALL
-from ..services import services_of
+from ..services import owner_of, services_of
 from ..telemetry import server_timing
+from .bodies import json_length, read_json
 
 router = APIRouter()
 
@@ -44,15 +43,15 @@ async def call_kernel(name: str, request: Request) -> Response:
     """The same call as a frame would make, for small arrays and `curl`."""
     services = services_of(request)
     limit = int(services.settings.json_bytes)
-    headers = headers_of(request.scope)
-    check_media_type(headers, "application/json")
-    length = content_length(headers, limit=limit)
+    length = json_length(request)
     find_kernel(services.engine.check_ready(), name)
-    body = await BodyReader(request.receive, length=length).read_all()
-    call = read_call(name, parse_json(body))
+    body = await read_json(request, length)
+    owner = owner_of(request)
+    call = read_call(name, body, lambda text: services.arrays.at(owner, text).id)
     reply = await _run(services.calls, call, request)
     try:
-        text = _write_reply(reply, limit=limit)
+        kept = None if call.kept is None else services.arrays.info(owner, call.kept)
+        text = _write_reply(reply, kept, limit=limit)
         timing = server_timing(reply_phases(reply, arrived=request.scope["state"]["arrived"]))
     finally:
         reply.release()
@@ -86,7 +85,7 @@ def _fill(view: memoryview, places: tuple[tuple[int, int], ...], call: JsonCall)
         view[offset : offset + nbytes] = array.tobytes()
 
 
-def _write_reply(reply: EngineReply, *, limit: int) -> bytes:
+def _write_reply(reply: EngineReply, kept: ArrayInfo | None, *, limit: int) -> bytes:
     header = validate(CallReply, decode_header(reply.header))
     total = sum(segment.nbytes for segment in header.segments)
     if total > limit:
@@ -94,7 +93,7 @@ def _write_reply(reply: EngineReply, *, limit: int) -> bytes:
             f"the results take {total} bytes, at most {limit} are sent as JSON; call with a frame (POST /v1/call)",
             details={"needed_bytes": total, "limit_bytes": limit},
         )
-    results: list[Any] = []
+    results: list[Any] = [] if kept is None else [kept.model_dump(mode="json")]
     for segment, data in zip(header.segments, reply.segments, strict=True):
         count = math.prod(segment.shape)
         array = np.frombuffer(data, dtype_named(segment.dtype), count=count).reshape(segment.shape)
