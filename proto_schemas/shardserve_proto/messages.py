@@ -191,20 +191,6 @@ class KernelInfo(WireModel):
     doc: str
 
 
-class EngineInfo(WireModel):
-    """What the engine tells of itself in its first message."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    versions: dict[str, str]
-    devices: tuple[DeviceInfo, ...]
-    meshes: dict[str, tuple[tuple[str, int], ...]]
-    kernels: tuple[KernelInfo, ...]
-    memory_bytes: int
-    compile_cache_entries: int
-    notes: tuple[str, ...]
-
-
 class ArrayInfo(WireModel):
     """One resident array, as its owner sees it.
 
@@ -235,6 +221,25 @@ class ArrayInfo(WireModel):
     pinned: bool = False
     host_bytes: int = 0
     is_declared: bool = False
+
+
+class EngineInfo(WireModel):
+    """What the engine tells of itself in its first message.
+
+    Attributes:
+        declared: the arrays of the operator's table, which are on the devices already.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    versions: dict[str, str]
+    devices: tuple[DeviceInfo, ...]
+    meshes: dict[str, tuple[tuple[str, int], ...]]
+    kernels: tuple[KernelInfo, ...]
+    memory_bytes: int
+    compile_cache_entries: int
+    notes: tuple[str, ...]
+    declared: tuple[ArrayInfo, ...] = ()
 
 
 class Holder(WireModel):

@@ -103,6 +103,10 @@ class Settings(BaseSettings):
     pinned_bytes: Bytes = _setting(
         _quarter_of_memory, unit="bytes", meaning="host copies of pinned arrays, all together"
     )
+    arrays_file: Path | None = _setting(
+        None, meaning="TOML table of arrays that are read at every start, and belong to everybody"
+    )
+    arrays_root: Path | None = _setting(None, meaning="folder that holds the files of arrays_file")
     compile_cache_entries: Count = _setting(256, unit="programs", meaning="compiled programs that are kept")
     queue_depth: Count = _setting(256, unit="calls", meaning="calls that may wait for the engine")
     timeout_s: Seconds = _setting(300.0, unit="s", meaning="deadline of a call that names none")
@@ -142,6 +146,12 @@ class Settings(BaseSettings):
                     raise ValueError(f"meshes: {name!r}: {error.message}") from None
         return self
 
+    @model_validator(mode="after")
+    def _root_of_arrays(self) -> Settings:
+        if self.arrays_file is not None and self.arrays_root is None:
+            raise ValueError("arrays_root: declared arrays need the folder that their files are in")
+        return self
+
     @property
     def is_loopback(self) -> bool:
         """Whether only this host can connect."""
@@ -150,7 +160,12 @@ class Settings(BaseSettings):
     def engine_json(self) -> str:
         """What the engine is started with, as JSON."""
         fields = {"devices", "meshes", "memory_bytes", "compile_cache_entries", "queue_depth"}
-        return json.dumps(self.model_dump(include=fields))
+        paths = {name: None if path is None else str(path.absolute()) for name, path in self._array_paths.items()}
+        return json.dumps(self.model_dump(include=fields) | paths)
+
+    @property
+    def _array_paths(self) -> dict[str, Path | None]:
+        return {"arrays_file": self.arrays_file, "arrays_root": self.arrays_root}
 
 
 def is_loopback(host: str) -> bool:

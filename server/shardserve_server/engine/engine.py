@@ -20,12 +20,13 @@ import ml_dtypes
 import numpy as np
 
 from shardserve_proto.errors import Overloaded
-from shardserve_proto.messages import ArrayArgument, EngineInfo
+from shardserve_proto.messages import ArrayArgument, ArrayInfo, EngineInfo
 from shardserve_proto.specs import MeshShape
 
 from ..kernels import Registry, default_registry
 from .call import Allocate, EngineReply, RunningCall, Surroundings, named
 from .compile_cache import CompileCache
+from .declared import Library, load_declared
 from .dispatcher import Lane
 from .executable import Executable, build
 from .ledger import Ledger, describe
@@ -55,6 +56,7 @@ class EngineSettings:
         compile_cache_entries: executables kept.
         queue_depth: calls that may wait; one more is refused.
         in_flight: launched programs on several devices that may be unfinished; None = 1 on CPU, else 4.
+        arrays_file, arrays_root: the table of declared arrays, and the folder of their files.
     """
 
     devices: int | None = None
@@ -63,6 +65,8 @@ class EngineSettings:
     compile_cache_entries: int = 256
     queue_depth: int = 256
     in_flight: int | None = None
+    arrays_file: str | None = None
+    arrays_root: str | None = None
 
 
 def allocate_on_heap(nbytes: int) -> memoryview:
@@ -94,6 +98,20 @@ class Engine:
         self._running: set[Future[EngineReply]] = set()
         self._compiling: set[Future[EngineReply]] = set()
         self._lock = threading.Lock()
+        self._declared = self._declare()
+
+    def _declare(self) -> tuple[ArrayInfo, ...]:
+        """Read the operator's arrays.
+
+        Raises:
+            InvalidRequest: the table or a file is wrong.
+        """
+        library = Library(self._meshes, self._around.store, self._around.ledger)
+        try:
+            return load_declared(self._settings.arrays_file, self._settings.arrays_root, library)
+        except BaseException:
+            self.close()
+            raise
 
     def info(self) -> EngineInfo:
         """Devices, meshes, kernels, versions and limits."""
@@ -110,6 +128,7 @@ class Engine:
             memory_bytes=self._memory_bytes,
             compile_cache_entries=self._settings.compile_cache_entries,
             notes=_NOTES,
+            declared=self._declared,
         )
 
     def submit(

@@ -23,7 +23,7 @@ from .auth import Gate, Keys
 from .calls import Calls
 from .errors import ErrorBoundary, error_of_refusal
 from .openapi import describe
-from .pins import Pins
+from .pins import Pins, Runs
 from .routes import arrays as array_routes
 from .routes import health, kernels
 from .routes.calls import PATH, CallEndpoint
@@ -47,7 +47,7 @@ def create_app(
     engine = engine or make_engine(settings, pool)
     arrays = Arrays(engine, ttl_s=settings.array_ttl_s, most=settings.arrays_per_owner)
     pins = Pins(pool, limit_bytes=settings.pinned_bytes)
-    engine.before_ready = lambda started: pins.restore(started, arrays)
+    engine.before_ready = lambda started: _take_back(started, engine, arrays, pins)
     calls = Calls(settings, engine, pool, arrays, pins)
     services = Services(settings, engine, pool, calls, arrays, pins)
     app = FastAPI(
@@ -86,6 +86,12 @@ def make_engine(settings: Settings, pool: BufferPool) -> EngineProcess:
         start_timeout_s=settings.engine_start_timeout_s,
     )
     return EngineProcess(command, pool)
+
+
+async def _take_back(started: Runs, engine: EngineLink, arrays: Arrays, pins: Pins) -> None:
+    """Before a new life of the engine is ready: it has read the declared arrays, and gets the pinned ones."""
+    arrays.declare(engine.info.declared if engine.info is not None else ())
+    await pins.restore(started, arrays)
 
 
 async def _sweep(arrays: Arrays) -> None:
