@@ -51,9 +51,10 @@ from shardserve_proto.errors import (
     UnsupportedMediaType,
     UntraceableFunction,
 )
-from shardserve_proto.messages import KernelInfo, PlacementReport, Report, ServerInfo
+from shardserve_proto.messages import ArrayInfo, KernelInfo, MemoryInfo, PlacementReport, Report, ServerInfo
 from shardserve_proto.specs import AUTO, P
 
+from ._array import Lease, RemoteArray, RemoteSlice
 from ._async_client import AsyncClient
 from ._calls import Call, Device, Log
 from ._client import Client
@@ -87,6 +88,7 @@ from ._transforms import jit, vmap, with_sharding_constraint, xmap
 
 __all__ = [
     "AUTO",
+    "ArrayInfo",
     "AsyncClient",
     "AxisError",
     "BadFrame",
@@ -108,9 +110,11 @@ __all__ = [
     "InternalError",
     "InvalidRequest",
     "KernelInfo",
+    "Lease",
     "LengthRequired",
     "LocalServer",
     "Log",
+    "MemoryInfo",
     "MethodNotAllowed",
     "NameTaken",
     "NotFound",
@@ -121,6 +125,8 @@ __all__ = [
     "ProgramError",
     "Progress",
     "QuotaExceeded",
+    "RemoteArray",
+    "RemoteSlice",
     "Report",
     "ServerInfo",
     "ShapeError",

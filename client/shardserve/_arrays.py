@@ -12,12 +12,15 @@ from shardserve_proto.abstract import Aval, constant_aval
 from shardserve_proto.dtypes import DTYPES, is_supported, name_of, to_wire_order
 from shardserve_proto.errors import ShardserveError, UnsupportedArray
 from shardserve_proto.limits import LIMITS
-from shardserve_proto.messages import Argument, Segment, SegmentArgument
+from shardserve_proto.messages import ID_BYTES, Argument, ArrayArgument, Segment, SegmentArgument
 from shardserve_proto.programs import Constant, Scalar
 from shardserve_proto.specs import check_shape
 
+from ._array import RemoteArray
+from ._remote import Remote
+
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
-Leaf: TypeAlias = "Array | Scalar"
+Leaf: TypeAlias = "Array | Scalar | RemoteArray"
 
 
 def is_scalar(given: Any) -> TypeGuard[Scalar]:
@@ -34,6 +37,8 @@ def as_array(given: Any, *, what: str) -> Array:
     Raises:
         UnsupportedArray: its dtype cannot be carried, or NumPy makes no array of it.
     """
+    if isinstance(given, Remote):
+        raise UnsupportedArray(f"{what} is a resident array; here it would be downloaded, so pass it as an argument")
     if isinstance(given, np.ma.MaskedArray):
         raise UnsupportedArray(f"{what} is a masked array, whose mask would be lost; send x.filled(...)")
     try:
@@ -59,11 +64,13 @@ def _unsupported(given: Any, dtype: np.dtype[Any], what: str) -> UnsupportedArra
 
 
 def as_leaf(given: Any, *, what: str) -> Leaf:
-    """An argument: a Python scalar as it is, anything else as an array.
+    """An argument: a Python scalar and a resident array as they are, anything else as an array.
 
     Raises:
         UnsupportedArray: it cannot be carried.
     """
+    if isinstance(given, RemoteArray):
+        return given
     if not is_scalar(given):
         return as_array(given, what=what)
     if isinstance(given, int) and not -(2**63) <= given < 2**64:
@@ -76,27 +83,51 @@ def aval_of(leaf: Leaf) -> Aval:
     """The abstract value of an argument."""
     if isinstance(leaf, np.ndarray):
         return Aval(leaf.shape, DTYPES[name_of(leaf.dtype)])
+    if isinstance(leaf, RemoteArray):
+        return Aval(leaf.shape, leaf.dtype)
     return constant_aval(leaf)
 
 
 def describe(leaves: Sequence[Leaf]) -> tuple[tuple[Any, ...], ...]:
-    """What a call's header says of its arguments, as a key: equal keys have equal headers."""
+    """What a call's header says of its arguments, as a key: equal keys have equal headers.
+
+    A resident array stands there with its form, not with its id, so that calls with other handles are equal.
+    """
     return tuple(
-        (name_of(leaf.dtype), leaf.shape) if isinstance(leaf, np.ndarray) else (type(leaf), repr(leaf))
-        for leaf in leaves
+        (name_of(leaf.dtype), leaf.shape) if isinstance(leaf, np.ndarray) else _describe_other(leaf) for leaf in leaves
     )
 
 
-def arguments_of(leaves: Sequence[Leaf]) -> tuple[tuple[Argument, ...], tuple[Segment, ...]]:
-    """The arguments and segments of a header."""
+def _describe_other(leaf: Scalar | RemoteArray) -> tuple[Any, ...]:
+    if isinstance(leaf, RemoteArray):
+        return RemoteArray, name_of(leaf.dtype), leaf.shape
+    return type(leaf), repr(leaf)
+
+
+def handles_of(leaves: Sequence[Leaf]) -> list[RemoteArray]:
+    """The resident arrays among the arguments."""
+    return [leaf for leaf in leaves if isinstance(leaf, RemoteArray)]
+
+
+def arguments_of(leaves: Sequence[Leaf], *, kept: int = 0) -> tuple[tuple[Argument, ...], tuple[Segment, ...]]:
+    """The arguments and segments of a header.
+
+    Arguments:
+        kept: how many results are kept; their ids stand behind those of the arguments, all in the first segment.
+    """
+    ids = kept + len(handles_of(leaves))
     arguments: list[Argument] = []
-    segments: list[Segment] = []
+    segments = [Segment(dtype="uint8", shape=(ids, ID_BYTES), nbytes=ids * ID_BYTES)] if ids else []
+    rows = 0
     for leaf in leaves:
-        if not isinstance(leaf, np.ndarray):
+        if isinstance(leaf, np.ndarray):
+            arguments.append(SegmentArgument(segment=len(segments)))
+            segments.append(Segment(dtype=name_of(leaf.dtype), shape=leaf.shape, nbytes=leaf.nbytes))
+        elif isinstance(leaf, RemoteArray):
+            arguments.append(ArrayArgument(array=rows))
+            rows += 1
+        else:
             arguments.append(Constant.of(leaf))
-            continue
-        arguments.append(SegmentArgument(segment=len(segments)))
-        segments.append(Segment(dtype=name_of(leaf.dtype), shape=leaf.shape, nbytes=leaf.nbytes))
     return tuple(arguments), tuple(segments)
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from typing import Any, Self, TypeVar, Unpack
 
 from shardserve_proto.errors import ShardserveError
 from shardserve_proto.messages import DeviceInfo, KernelInfo, ServerInfo
 
+from ._array import RemoteSlice
+from ._asks import release
 from ._base import BaseClient
 from ._calls import Call, Device
 from ._config import Address
@@ -17,6 +20,7 @@ from ._exchanges import CallExchange, Exchange
 from ._options import CallOptions, Defaults, RunOptions
 from ._patience import Patience
 from ._requests import Outgoing
+from ._resident import Steps
 
 T = TypeVar("T")
 
@@ -30,6 +34,8 @@ class AsyncClient(BaseClient[Coroutine[Any, Any, Any]]):
             c, d = await asyncio.gather(client.matmul(a, b), client.dot(v, w))
     """
 
+    _is_blocking = False
+
     def _prepare(self, address: Address, defaults: Defaults) -> None:
         from ._transport import AsyncTransport  # httpx takes most of the time of an import
 
@@ -38,11 +44,12 @@ class AsyncClient(BaseClient[Coroutine[Any, Any, Any]]):
 
     async def run(self, function: Callable[..., Any], *args: Any, **options: Unpack[RunOptions]) -> Any:
         """Run a function on the mesh; see `Client.run`."""
+        args = await self._drive(self._settled(args))
         return (await self._send_call(self._outgoing_run(function, args, options))).value
 
     async def call(self, kernel: str, *arrays: Any, **params: Any) -> Call:
         """Call any kernel of the server by its name; see `Client.call`."""
-        return await self._send_call(self._outgoing_call(kernel, arrays, params))
+        return await self._send_call(self._outgoing_call(kernel, await self._whole(arrays), params))
 
     async def devices(self) -> list[Device]:
         """The server's devices."""
@@ -59,6 +66,7 @@ class AsyncClient(BaseClient[Coroutine[Any, Any, Any]]):
     async def close(self) -> None:
         """Close the connections. A copy made by `with_options` leaves them open."""
         if self._owns_connections:
+            await asyncio.to_thread(self._releases.close)
             await self._transport.close()
 
     async def __aenter__(self) -> Self:
@@ -68,10 +76,28 @@ class AsyncClient(BaseClient[Coroutine[Any, Any, Any]]):
         await self.close()
 
     async def _kernel(self, name: str, operands: Sequence[Any], params: dict[str, Any], options: CallOptions) -> Any:
-        return (await self._send_call(self._outgoing_kernel(name, operands, params, options))).value
+        return (await self._send_call(self._outgoing_kernel(name, await self._whole(operands), params, options))).value
+
+    async def _whole(self, operands: Sequence[Any]) -> Sequence[Any]:
+        """The operands of a kernel, with the parts of arrays among them cut out."""
+        if not any(isinstance(operand, RemoteSlice) for operand in operands):
+            return operands
+        return [await operand.keep() if isinstance(operand, RemoteSlice) else operand for operand in operands]
+
+    async def _drive(self, steps: Steps) -> Any:
+        answer: Any = None
+        while True:
+            try:
+                wanted = steps.send(answer)
+            except StopIteration as done:
+                return done.value
+            answer = await (self._send_call(wanted) if isinstance(wanted, Outgoing) else self._send(wanted))
 
     async def _send_call(self, outgoing: Outgoing) -> Call:
         started = time.monotonic()
+        if dropped := self._releases.due():
+            with suppress(ShardserveError):  # their leases end
+                await self._send(release(dropped, self._defaults.timeout_s))
         exchange = CallExchange(outgoing)
         return self._answered(outgoing, exchange, await self._send(exchange), started)
 

@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import copy
+import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Self, TypeVar, Unpack
 
 from shardserve_proto.errors import ShardingError
 
+from ._blocking import blocking_transport
 from ._blocks import mesh_block, mesh_of, note, record_block
 from ._calls import Call, Log
-from ._config import Address, check_address, resolve_address
+from ._config import MAX_IMPLICIT_BYTES, Address, check_address, resolve_address
 from ._exchanges import CallExchange, Question
 from ._kernel_methods import KernelMethods
 from ._keywords import check_keywords
-from ._options import CALL_KEYWORDS, RUN_KEYWORDS, CallOptions, Defaults, RunOptions
+from ._options import CALL_KEYWORDS, RUN_KEYWORDS, CallOptions, Defaults, RunOptions, check_bytes
+from ._releases import Releases
 from ._requests import Outgoing, function_call, kernel_call
+from ._resident import ResidentMethods
 from ._specs import read_mesh
 
 R = TypeVar("R")
 T = TypeVar("T")
 
 
-class BaseClient(KernelMethods[R]):
+class BaseClient(KernelMethods[R], ResidentMethods[R]):
     """Address, defaults, blocks and the calls themselves; a subclass sends them."""
 
     def __init__(
@@ -33,10 +37,13 @@ class BaseClient(KernelMethods[R]):
         api_key: str | None = None,
         *,
         allow_insecure: bool = False,
+        max_implicit_bytes: int = MAX_IMPLICIT_BYTES,
         **options: Unpack[RunOptions],
     ) -> None:
         check_keywords(options, RUN_KEYWORDS, what=type(self).__name__)
-        self._prepare(resolve_address(url, api_key, allow_insecure=allow_insecure), Defaults().updated(options))
+        implicit = check_bytes(max_implicit_bytes, what="max_implicit_bytes")
+        defaults = Defaults(max_implicit_bytes=implicit).updated(options)
+        self._prepare(resolve_address(url, api_key, allow_insecure=allow_insecure), defaults)
 
     @classmethod
     def _at(cls, url: str, api_key: str | None = None) -> Self:
@@ -50,6 +57,11 @@ class BaseClient(KernelMethods[R]):
         self._defaults = defaults
         self._identity = object()  # of this client's blocks
         self._owns_connections = True
+        self._releases = Releases(self._connector())
+
+    def _connector(self) -> Callable[[], Any]:
+        """Makes a blocking transport, without holding on to the client."""
+        return functools.partial(blocking_transport, self._address)
 
     @property
     def url(self) -> str:
@@ -60,7 +72,7 @@ class BaseClient(KernelMethods[R]):
         """A cheap copy with other defaults, which shares the connections; closing it closes nothing.
 
         Arguments:
-            options: mesh, precision, timeout, as of every call.
+            options: mesh, precision, timeout, progress, keep, as of every call.
         """
         check_keywords(options, RUN_KEYWORDS, what="with_options")
         other = copy.copy(self)
@@ -104,17 +116,21 @@ class BaseClient(KernelMethods[R]):
     ) -> Outgoing:
         known = [*CALL_KEYWORDS, *params]
         check_keywords(options, known, what=f"client.{kernel}")
-        return kernel_call(kernel, operands, params, options, self._current())
+        return self._checked(kernel_call(kernel, operands, params, options, self._current()))
 
     def _outgoing_call(self, kernel: str, operands: Sequence[Any], keywords: Mapping[str, Any]) -> Outgoing:
         """A call by name: what is no option is a parameter, which the kernel's own signature judges."""
         options = {name: value for name, value in keywords.items() if name in CALL_KEYWORDS}
         params = {name: value for name, value in keywords.items() if name not in CALL_KEYWORDS}
-        return kernel_call(kernel, operands, params, options, self._current())
+        return self._checked(kernel_call(kernel, operands, params, options, self._current()))
 
     def _outgoing_run(self, function: Any, args: tuple[Any, ...], options: RunOptions) -> Outgoing:
         check_keywords(options, RUN_KEYWORDS, what="client.run")
-        return function_call(function, args, options, self._current())
+        return self._checked(function_call(function, args, options, self._current()))
+
+    def _checked(self, outgoing: Outgoing) -> Outgoing:
+        self._check_handles(outgoing.leaves)
+        return outgoing
 
     def _current(self) -> Defaults:
         """The defaults of this moment: a block's mesh goes before the client's own."""
@@ -124,7 +140,7 @@ class BaseClient(KernelMethods[R]):
     def _answered(self, outgoing: Outgoing, exchange: CallExchange, answer: tuple[Any, ...], started: float) -> Call:
         values, report, received_bytes = answer
         elapsed_s = time.monotonic() - started
-        value = outgoing.rebuild(values)
+        value = outgoing.rebuild(self._handles(outgoing, report) if outgoing.kept else values)
         call = Call(outgoing.title, value, report, exchange.body_bytes, received_bytes, elapsed_s)
         note(self._identity, call)
         return call

@@ -4,32 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
+from contextlib import suppress
+from typing import Any, Self, TypeVar, Unpack
 
 from shardserve_proto.errors import ShardserveError
 from shardserve_proto.messages import DeviceInfo, KernelInfo, ServerInfo
 
+from ._array import RemoteSlice
+from ._asks import release
 from ._base import BaseClient
+from ._blocking import blocking_transport
 from ._calls import Call, Device
-from ._config import Address, has_proxy
-from ._direct import DirectTransport
+from ._config import Address
 from ._exchanges import CallExchange, Exchange
 from ._options import CallOptions, Defaults, RunOptions
 from ._patience import Patience
 from ._requests import Outgoing
-
-if TYPE_CHECKING:
-    from ._transport import ProxiedTransport
+from ._resident import Steps
 
 T = TypeVar("T")
-
-
-def _transport(address: Address) -> DirectTransport | ProxiedTransport:
-    if not has_proxy(address):
-        return DirectTransport(address)
-    from ._transport import ProxiedTransport  # httpx takes most of the time of an import
-
-    return ProxiedTransport(address)
 
 
 class Client(BaseClient[Any]):
@@ -39,7 +32,8 @@ class Client(BaseClient[Any]):
         url: of the server; default: SHARDSERVE_URL, else http://127.0.0.1:8000.
         api_key: default: SHARDSERVE_API_KEY. It is not sent in the clear to another host.
         allow_insecure: send it all the same, over plain HTTP.
-        mesh, precision, timeout, progress: defaults of this client's calls.
+        max_implicit_bytes: what NumPy's own conversions of a `RemoteArray` may download; `numpy()` has no limit.
+        mesh, precision, timeout, progress, keep: defaults of this client's calls.
 
     Example:
         with ss.Client("https://tpu-host", api_key="…") as client:
@@ -47,8 +41,12 @@ class Client(BaseClient[Any]):
     """
 
     def _prepare(self, address: Address, defaults: Defaults) -> None:
+        self._transport = blocking_transport(address)
         super()._prepare(address, defaults)
-        self._transport = _transport(address)
+
+    def _connector(self) -> Callable[[], Any]:
+        transport = self._transport
+        return lambda: transport
 
     def run(self, function: Callable[..., Any], *args: Any, **options: Unpack[RunOptions]) -> Any:
         """Run a function on the mesh.
@@ -58,9 +56,9 @@ class Client(BaseClient[Any]):
                 dtypes, and every operator, NumPy function and `ss` function in it becomes a step of one program.
                 `ss.xmap`, `ss.vmap` and `ss.jit` give it named axes and shardings.
             args: arrays and Python scalars, or trees of them (tuples, lists, dicts).
-            options: mesh, precision, timeout, progress.
+            options: mesh, precision, timeout, progress, keep.
 
-        Returns: what the function returns, with NumPy arrays in it.
+        Returns: what the function returns, with NumPy arrays in it; with `RemoteArray`s if any argument is one.
 
         Raises:
             UntraceableFunction: the function needs values while it is traced; its line is named.
@@ -69,6 +67,7 @@ class Client(BaseClient[Any]):
         Example:
             client.run(lambda x: x / np.sum(x), np.ones(4))
         """
+        args = self._drive(self._settled(args))
         return self._send_call(self._outgoing_run(function, args, options)).value
 
     def call(self, kernel: str, *arrays: Any, **params: Any) -> Call:
@@ -84,7 +83,7 @@ class Client(BaseClient[Any]):
         Raises:
             NotFound: no such kernel, with the nearest name.
         """
-        return self._send_call(self._outgoing_call(kernel, arrays, params))
+        return self._send_call(self._outgoing_call(kernel, self._whole(arrays), params))
 
     def devices(self) -> list[Device]:
         """The server's devices."""
@@ -101,6 +100,7 @@ class Client(BaseClient[Any]):
     def close(self) -> None:
         """Close the connections. A copy made by `with_options` leaves them open."""
         if self._owns_connections:
+            self._releases.close()
             self._transport.close()
 
     def __enter__(self) -> Self:
@@ -110,10 +110,28 @@ class Client(BaseClient[Any]):
         self.close()
 
     def _kernel(self, name: str, operands: Sequence[Any], params: dict[str, Any], options: CallOptions) -> Any:
-        return self._send_call(self._outgoing_kernel(name, operands, params, options)).value
+        return self._send_call(self._outgoing_kernel(name, self._whole(operands), params, options)).value
+
+    def _whole(self, operands: Sequence[Any]) -> Sequence[Any]:
+        """The operands of a kernel, with the parts of arrays among them cut out."""
+        if not any(isinstance(operand, RemoteSlice) for operand in operands):
+            return operands
+        return [operand.keep() if isinstance(operand, RemoteSlice) else operand for operand in operands]
+
+    def _drive(self, steps: Steps) -> Any:
+        answer = None
+        while True:
+            try:
+                wanted = steps.send(answer)
+            except StopIteration as done:
+                return done.value
+            answer = self._send_call(wanted) if isinstance(wanted, Outgoing) else self._send(wanted)
 
     def _send_call(self, outgoing: Outgoing) -> Call:
         started = time.monotonic()
+        if dropped := self._releases.due():
+            with suppress(ShardserveError):  # their leases end
+                self._send(release(dropped, self._defaults.timeout_s))
         exchange = CallExchange(outgoing)
         return self._answered(outgoing, exchange, self._send(exchange), started)
 

@@ -44,6 +44,8 @@ EXPECT_WAIT_S = 1.0
 #: Progress is told of bodies over this size, once in so many seconds.
 PROGRESS_BYTES = 1024 * 1024
 PROGRESS_S = 0.1
+#: NumPy's own conversions (`np.asarray(handle)`) download up to this size; what is larger is asked for by `numpy()`.
+MAX_IMPLICIT_BYTES = 2**30
 #: Largest answer that is JSON: an error, a list of kernels.
 JSON_REPLY_BYTES = 4 * 1024 * 1024
 

@@ -148,6 +148,7 @@ class CallExchange(Exchange[tuple[list[Any], Report, int]]):
         self.timeout_s = outgoing.timeout_s
         self.progress = outgoing.progress
         self._expected = outgoing.expected
+        self._targets = outgoing.targets
         self._reader: FrameReader | None = None
 
     @property
@@ -172,7 +173,9 @@ class CallExchange(Exchange[tuple[list[Any], Report, int]]):
             raise BadReply(f"the server answered a call with {given[:60] or 'no type'!r}, not with a frame")
         declared = headers.get("content-length", "")
         is_number = declared.isascii() and declared.isdigit() and len(declared) < 20
-        self._reader = FrameReader(self._expected, declared_bytes=int(declared) if is_number else None)
+        self._reader = FrameReader(
+            self._expected, declared_bytes=int(declared) if is_number else None, targets=self._targets
+        )
         self._receiving = Meter.of(self.progress, "received", int(declared)) if is_number else None
 
     def _feed(self, piece: bytes | memoryview) -> None:

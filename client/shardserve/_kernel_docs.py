@@ -22,6 +22,8 @@ Keywords of every call:
         to the server.
     precision: of float32 products and totals: "highest" (default), "high" or "default".
     timeout: seconds until the call gives up.
+    progress: is told how far large bodies are; `ss.progress_bar()` shows a bar.
+    keep: whether the result stays on the devices, as a `RemoteArray`; default: if any argument is one.
 """
 
 

@@ -26,7 +26,6 @@ _ABSENT = {
     "donate_argnames": "arguments are never consumed here",
     "backend": "the server chooses its devices",
     "device": "the server chooses its devices",
-    "keep": "results come back as NumPy arrays",
     "out": "the result is a new array",
 }
 

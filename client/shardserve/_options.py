@@ -11,6 +11,7 @@ from shardserve_proto.errors import InvalidRequest, ProgramError, nearest
 from shardserve_proto.messages import Precision
 from shardserve_proto.specs import P, WireMesh
 
+from ._config import MAX_IMPLICIT_BYTES
 from ._progress import ProgressCallback
 from ._specs import read_mesh
 
@@ -26,12 +27,15 @@ class RunOptions(TypedDict, total=False):
         timeout: seconds until the call gives up, from its start.
         progress: a function that is told with a `Progress` how far bodies over 1 MiB are, about ten times a second and
             at the end of each; `ss.progress_bar()` shows a bar.
+        keep: whether results stay on the devices, as `RemoteArray`s; default: as the arguments, so they stay if any of
+            those is one.
     """
 
     mesh: str | Mapping[str, int] | Sequence[tuple[str, int]] | None
     precision: Precision
     timeout: float | None
     progress: ProgressCallback | None
+    keep: bool | None
 
 
 class CallOptions(RunOptions, total=False):
@@ -67,6 +71,8 @@ class Defaults:
     precision: Precision = "highest"
     timeout_s: float | None = None
     progress: ProgressCallback | None = None
+    keep: bool | None = None
+    max_implicit_bytes: int = MAX_IMPLICIT_BYTES
 
     def updated(self, options: Mapping[str, Any]) -> Defaults:
         """These defaults with the options that are given.
@@ -74,7 +80,8 @@ class Defaults:
         Raises:
             ShardingError: no mesh.
             ProgramError: an unknown precision.
-            InvalidRequest: a timeout that is no positive number, or a progress that cannot be called.
+            InvalidRequest: a timeout that is no positive number, a progress that cannot be called, or a keep that is
+                neither True, False nor None.
         """
         changes: dict[str, Any] = {}
         if options.get("mesh") is not None:
@@ -85,6 +92,8 @@ class Defaults:
             changes["timeout_s"] = check_timeout(options["timeout"])
         if "progress" in options:
             changes["progress"] = check_progress(options["progress"])
+        if "keep" in options:
+            changes["keep"] = check_keep(options["keep"])
         return replace(self, **changes) if changes else self
 
 
@@ -110,3 +119,15 @@ def check_progress(value: Any) -> ProgressCallback | None:
     if value is not None and not callable(value):
         raise InvalidRequest(f"progress is a function of one argument, or None, not {value!r}")
     return value  # type: ignore[no-any-return]
+
+
+def check_keep(value: Any) -> bool | None:
+    if value is None or isinstance(value, bool):
+        return value
+    raise InvalidRequest(f"keep is True, False, or None (as the arguments), not {value!r}")
+
+
+def check_bytes(value: Any, *, what: str) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    raise InvalidRequest(f"{what} is a number of bytes, not {value!r}")

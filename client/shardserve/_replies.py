@@ -20,7 +20,7 @@ from shardserve_proto.messages import Report
 
 from ._arrays import Array, bytes_of
 from ._config import JSON_REPLY_BYTES
-from ._reply_heads import read_reply_head
+from ._reply_heads import ReplyHead, read_reply_head
 
 T = TypeVar("T")
 _MESSAGE_LENGTH = 2000
@@ -33,10 +33,18 @@ class FrameReader:
     Arguments:
         expected: abstract results, where the client knows them.
         declared_bytes: the reply's Content-Length, if it has one.
+        targets: for each expected result the caller's own array, which is filled, or None.
     """
 
-    def __init__(self, expected: Sequence[Aval] | None, *, declared_bytes: int | None) -> None:
+    def __init__(
+        self,
+        expected: Sequence[Aval] | None,
+        *,
+        declared_bytes: int | None,
+        targets: Sequence[Array | None] = (),
+    ) -> None:
         self._expected = expected
+        self._given = targets
         self._declared_bytes = declared_bytes
         self._head = bytearray()
         self._layout: Layout | None = None
@@ -110,11 +118,18 @@ class FrameReader:
         if self._declared_bytes is not None and self._declared_bytes != total:
             raise BadReply(f"the server's reply has {self._declared_bytes} bytes, its header describes {total}")
         try:
-            self._arrays = [np.empty(shape, dtype) for shape, dtype in head.arrays]
+            self._arrays = (
+                [np.empty(shape, dtype) for shape, dtype in head.arrays] if not self._given else self._own(head)
+            )
         except MemoryError:
             raise OutOfMemory(f"this machine has no room for the results, {total} bytes") from None
         self._targets = [bytes_of(array) for array in self._arrays]
         self._layout = head.layout
+
+    def _own(self, head: ReplyHead) -> list[Array]:
+        """The caller's arrays where there are any; their forms are those expected, and so those of the reply."""
+        pairs = zip(self._given, head.arrays, strict=True)
+        return [np.empty(*form) if target is None else target for target, form in pairs]
 
     def _feed_segments(self, view: memoryview) -> None:
         layout = self._layout

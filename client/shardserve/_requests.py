@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import secrets
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from shardserve_proto.abstract import Aval, Scope, evaluate_mapped, identity_mapping
 from shardserve_proto.errors import ProgramError
 from shardserve_proto.frames import Buffer, encode_frame, encode_header
 from shardserve_proto.limits import LIMITS
-from shardserve_proto.messages import CallRequest, Precision, check_call
+from shardserve_proto.messages import ID_BYTES, CallRequest, Keep, Precision, check_call
 from shardserve_proto.programs import Mapping as AxisMapping
 from shardserve_proto.programs import Param, Program, validate
 from shardserve_proto.signatures import BUILTIN
 from shardserve_proto.specs import AUTO, WireMesh, WireSpec
 
-from ._arrays import Leaf, arguments_of, as_leaf, aval_of, buffers_of, describe
+from ._arrays import Array, Leaf, arguments_of, as_leaf, aval_of, buffers_of, describe, handles_of
 from ._config import HEADERS_KEPT
 from ._functions import TracedFunction, traced
 from ._kernel_axes import kernel_mapping, without_labels
@@ -41,6 +42,11 @@ class Outgoing:
         rebuild: puts the results together.
         timeout_s: seconds for all of it.
         progress: is told how far large bodies are.
+        kept: ids of the results, when they stay on the devices; `expected` is empty then.
+        stays: abstract results that stay; None when only the server knows.
+        names: labels of the results that stay, where they have any.
+        is_pinned: whether these have no lease.
+        targets: arrays of the caller's own that results are written to.
     """
 
     title: str
@@ -50,15 +56,33 @@ class Outgoing:
     rebuild: Callable[[Sequence[Any]], Any]
     timeout_s: float | None
     progress: ProgressCallback | None = None
+    kept: tuple[bytes, ...] = ()
+    stays: tuple[Aval, ...] | None = None
+    names: tuple[str | None, ...] = ()
+    is_pinned: bool = False
+    targets: tuple[Array | None, ...] = ()
 
     def frame(self) -> list[Buffer]:
         """The body, as buffers to send one after another."""
-        return encode_frame(self.header, buffers_of(self.leaves))
+        buffers = buffers_of(self.leaves)
+        ids = [bytes.fromhex(handle.id) for handle in handles_of(self.leaves)]
+        if ids or self.kept:
+            buffers.insert(0, memoryview(b"".join((*ids, *self.kept))))
+        return encode_frame(self.header, buffers)
+
+    def keeping(self, results: int) -> Outgoing:
+        """The same call, its results kept on the devices under fresh ids."""
+        kept = tuple(secrets.token_bytes(ID_BYTES) for _ in range(results))
+        return replace(self, kept=kept, stays=self.expected, expected=())
 
 
 @dataclass(frozen=True)
-class _Setting:
-    """The part of a header beside program and arguments; hashable."""
+class Setting:
+    """The part of a header beside program and arguments; hashable.
+
+    Attributes:
+        keeps: for each result what to keep, without the row of its id; None for all as data.
+    """
 
     mapping: AxisMapping | None
     in_specs: tuple[WireSpec, ...] | None
@@ -66,10 +90,12 @@ class _Setting:
     mesh: WireMesh | None
     precision: Precision
     timeout_s: float | None
+    keeps: tuple[Keep, ...] | None = None
 
 
 _Header = tuple[bytes, tuple[Aval, ...] | None]
 _headers: Remembered[_Header] = Remembered(HEADERS_KEPT)
+_KEPT = Keep(array=0)
 
 
 def kernel_call(
@@ -86,7 +112,7 @@ def kernel_call(
         ShardserveError: whatever the kernel's rule, the axes or the specs refuse.
     """
     leaves = tuple(as_leaf(operand, what=f"argument {index} of {kernel}") for index, operand in enumerate(operands))
-    _check_count(leaves)
+    check_count(leaves)
     wired = wire_params(kernel, params)
     if kernel in BUILTIN:
         wired = significant(kernel, wired)
@@ -95,10 +121,16 @@ def kernel_call(
     # 1, 1.0 and True are equal keys, but not equal parameters: hence repr.
     key = (kernel, repr(wired), describe(leaves), setting)
     header, expected = _headers.get(key, lambda: _kernel_header(kernel, wired, leaves, setting))
-    return Outgoing(kernel, header, leaves, expected, _only, setting.timeout_s, defaults.progress)
+    outgoing = Outgoing(kernel, header, leaves, expected, _only, setting.timeout_s, defaults.progress)
+    return outgoing.keeping(1) if setting.keeps else outgoing
 
 
-def _check_count(leaves: Sequence[Leaf]) -> None:
+def check_count(leaves: Sequence[Any]) -> None:
+    """Hold the number of arguments against the limit; the segment of ids is one of them.
+
+    Raises:
+        ProgramError: too many.
+    """
     if len(leaves) > LIMITS.segments:
         raise ProgramError(f"the call has {len(leaves)} arguments, at most {LIMITS.segments} are allowed; stack them")
 
@@ -113,33 +145,51 @@ def _setting(
     leaves: Sequence[Leaf],
     options: Mapping[str, Any],
     defaults: Defaults,
-) -> _Setting:
+) -> Setting:
     if not options:  # the usual small call
-        return _Setting(None, None, None, defaults.mesh, defaults.precision, defaults.timeout_s)
+        keeps = kept_results(leaves, defaults, 1)
+        return Setting(None, None, None, defaults.mesh, defaults.precision, defaults.timeout_s, keeps)
     tree = Tree(tuple, (), (LEAF,) * len(leaves))
     into = read_shardings(options.get("in_shardings", AUTO), tree, "in_shardings")
     out = read_shardings(options.get("out_shardings", AUTO), LEAF, "out_shardings")
-    return _Setting(
+    return Setting(
         kernel_mapping(kernel, params, leaves, options),
         into.specs,
         out.specs,
         defaults.mesh or into.mesh or out.mesh,
         defaults.precision,
         defaults.timeout_s,
+        kept_results(leaves, defaults, 1),
     )
 
 
-def _kernel_header(kernel: str, params: dict[str, Param], leaves: Sequence[Leaf], setting: _Setting) -> _Header:
+def kept_results(leaves: Sequence[Leaf], defaults: Defaults, results: int) -> tuple[Keep, ...] | None:
+    """What to keep of the results: all of them if any argument is resident, unless the caller says otherwise."""
+    keeps = bool(handles_of(leaves)) if defaults.keep is None else defaults.keep
+    return (_KEPT,) * results if keeps else None
+
+
+def _kernel_header(kernel: str, params: dict[str, Param], leaves: Sequence[Leaf], setting: Setting) -> _Header:
     program = Program.of_kernel(kernel, operands=len(leaves), params=params)
     expected = None
     if kernel in BUILTIN:
         mapping = without_labels(kernel, setting.mapping or identity_mapping(program))
         expected = tuple(evaluate_mapped(program, mapping, [aval_of(leaf) for leaf in leaves], Scope(), BUILTIN))
-    return _encode(program, leaves, setting), expected
+    return encode_call(program, leaves, setting), expected
 
 
-def _encode(program: Program, leaves: Sequence[Leaf], setting: _Setting) -> bytes:
-    arguments, segments = arguments_of(leaves)
+def remembered_header(key: Hashable, make: Callable[[], bytes]) -> bytes:
+    """The header of calls that are equal by their key."""
+    header, _ = _headers.get(key, lambda: (make(), None))
+    return header
+
+
+def encode_call(program: Program, leaves: Sequence[Leaf], setting: Setting) -> bytes:
+    """The header of a call, checked."""
+    keeps = setting.keeps or ()
+    arguments, segments = arguments_of(leaves, kept=len(keeps))
+    used = len(handles_of(leaves))
+    results = tuple(keep.model_copy(update={"array": used + row}) for row, keep in enumerate(keeps))
     fields = {
         "program": program,
         "arguments": arguments,
@@ -150,6 +200,8 @@ def _encode(program: Program, leaves: Sequence[Leaf], setting: _Setting) -> byte
         "out_shardings": setting.out_specs,
         "precision": setting.precision,
         "timeout_s": setting.timeout_s,
+        "ids": 0 if used or keeps else None,
+        "results": results or None,
     }
     call = validate(CallRequest, fields)
     check_call(call)
@@ -172,23 +224,25 @@ def function_call(function: Any, args: tuple[Any, ...], options: Mapping[str, An
     leaves = tuple(
         as_leaf(leaf, what=f"argument {path.replace('[', '', 1).replace(']', '', 1)}") for leaf, path in named
     )
-    _check_count(leaves)
+    check_count(leaves)
     program = traced(function, tree, leaves)
     defaults = defaults.updated(options)
-    setting = _Setting(
+    setting = Setting(
         program.mapping,
         program.in_specs,
         program.out_specs,
         defaults.mesh or program.mesh,
         defaults.precision,
         defaults.timeout_s,
+        kept_results(leaves, defaults, len(program.outputs)),
     )
     leaves += program.captured
     key = (program, setting)  # a program is one object for all calls of the same form
-    header, _ = _headers.get(key, lambda: (_encode(program.program, leaves, setting), None))
+    header = remembered_header(key, lambda: encode_call(program.program, leaves, setting))
     title = getattr(function, "__name__", type(function).__name__)
     rebuild = _rebuilder(program)
-    return Outgoing(title, header, leaves, program.outputs, rebuild, setting.timeout_s, defaults.progress)
+    outgoing = Outgoing(title, header, leaves, program.outputs, rebuild, setting.timeout_s, defaults.progress)
+    return outgoing.keeping(len(program.outputs)) if setting.keeps else outgoing
 
 
 def _rebuilder(program: TracedFunction) -> Callable[[Sequence[Any]], Any]:

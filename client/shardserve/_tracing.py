@@ -23,6 +23,7 @@ from shardserve_proto.specs import WireMesh, WireSpec
 from ._arrays import Array, as_array, aval_of, is_scalar
 from ._config import CAPTURED_BYTES
 from ._location import user_line
+from ._remote import Remote
 
 
 @dataclass(eq=False)
@@ -118,6 +119,11 @@ class Trace:
             return self._own(value)
         if is_scalar(given):
             return Constant.of(given)
+        if isinstance(given, Remote):
+            raise UntraceableFunction(
+                f"{user_line()} captures a resident array; pass it as an argument of the function, so that it is used "
+                "where it lies"
+            )
         return self._capture(given, what or f"the array in {user_line()}")
 
     def _own(self, value: Value) -> Value:

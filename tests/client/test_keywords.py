@@ -45,7 +45,7 @@ def test_keywords_of_transforms_and_clients(call: Any, message: str) -> None:
         ({"in_specs": None}, "it is called 'in_shardings' here"),
         ({"preferred_element_type": "int32"}, "it is called 'dtype' here"),
         ({"dtyp": "int32"}, "did you mean 'dtype'"),
-        ({"keep": True}, "NumPy arrays"),
+        ({"out": None}, "the result is a new array"),
     ],
 )
 def test_keywords_of_kernel_calls(keywords: Any, message: str) -> None:
