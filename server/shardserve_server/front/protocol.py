@@ -10,7 +10,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
 from .closing import BODY, DEAF, IDLE, PAST
 from .connection import Connection, connection_of
-from .receive import BulkReceiver, ClientGone, declared_length, take
+from .receive import WAKE_BYTES, BulkReceiver, ClientGone, declared_length, take, wake_at
 from .stages import StagedProtocol
 
 __all__ = ["Connection", "FrontProtocol", "connection_of"]
@@ -22,6 +22,7 @@ class FrontProtocol(StagedProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._left_bytes = 0
+        self._is_patient = False
         self._fill: asyncio.Future[None] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -68,6 +69,7 @@ class FrontProtocol(StagedProtocol):
         # uvloop looks at what kind of protocol a connection has when reading starts.
         self.flow.pause_reading()
         self.transport.set_protocol(BulkReceiver(cast(asyncio.Protocol, self), target, self._count_fill))
+        self._be_patient(len(target) >= 2 * WAKE_BYTES)
         self.flow.resume_reading()
         if self._timed_stage != PAST:
             self._time_stage()
@@ -77,10 +79,18 @@ class FrontProtocol(StagedProtocol):
             if self._fill is not None:  # given up
                 self._end_fill()
 
-    def _count_fill(self, nbytes: int, is_full: bool) -> None:
-        if is_full:
+    def _count_fill(self, nbytes: int, left: int) -> None:
+        if not left:
             self._end_fill()
+        elif left < 2 * WAKE_BYTES:
+            self._be_patient(False)
         self._count_past(nbytes)
+
+    def _be_patient(self, is_patient: bool) -> None:
+        """Wake up for many bytes at once only, or for each; under TLS the bytes of the socket are not the body's."""
+        if is_patient != self._is_patient and self.scheme == "http":
+            self._is_patient = is_patient
+            wake_at(self.transport, WAKE_BYTES if is_patient else 1)
 
     def _count_past(self, nbytes: int) -> None:
         """So many more bytes of the body are here; after the last one the parser starts afresh."""
@@ -102,6 +112,7 @@ class FrontProtocol(StagedProtocol):
         if fill is None:
             return
         if not self.transport.is_closing():
+            self._be_patient(False)
             self.flow.pause_reading()  # until the route wants more
             self.transport.set_protocol(self)
         if not fill.done():

@@ -8,6 +8,8 @@ piece, so it can never read past the body, into a request that follows.
 from __future__ import annotations
 
 import asyncio
+import socket
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +17,8 @@ from typing import Any
 BULK_BYTES = 256 * 1024
 #: One read takes what the kernel has, mostly less than this; then the other connections have their turn.
 READ_BYTES = 4 * 2**20
+#: Waking up for fewer bytes than these, while more are to come, costs a tenth of the speed.
+WAKE_BYTES = 512 * 1024
 
 
 class ClientGone(Exception):
@@ -26,10 +30,10 @@ class BulkReceiver(asyncio.BufferedProtocol):
 
     Arguments:
         home: the protocol that the connection comes from, and that hears everything but the bytes.
-        received: called with the number of bytes of each read, and whether the memory is full.
+        received: called with the number of bytes of each read, and of those that are left.
     """
 
-    def __init__(self, home: asyncio.Protocol, target: memoryview, received: Callable[[int, bool], None]) -> None:
+    def __init__(self, home: asyncio.Protocol, target: memoryview, received: Callable[[int, int], None]) -> None:
         self._left = target
         self._received = received
         self.eof_received = home.eof_received  # type: ignore[method-assign]
@@ -42,7 +46,14 @@ class BulkReceiver(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self._left = self._left[nbytes:]
-        self._received(nbytes, not self._left)
+        self._received(nbytes, len(self._left))
+
+
+def wake_at(transport: asyncio.Transport, nbytes: int) -> None:
+    """Have the kernel call a connection readable from so many bytes on; or at its end, or when it can hold no more."""
+    stream = transport.get_extra_info("socket")
+    if sys.platform == "linux" and stream is not None:
+        stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
 
 
 def take(source: bytearray, target: memoryview) -> int:

@@ -6,6 +6,7 @@ import shutil
 import socket
 import ssl
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -41,7 +42,7 @@ def fills(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     sizes: list[int] = []
 
     class Counted(BulkReceiver):
-        def __init__(self, home: Any, target: memoryview, received: Callable[[int, bool], None]) -> None:
+        def __init__(self, home: Any, target: memoryview, received: Callable[[int, int], None]) -> None:
             sizes.append(len(target))
             super().__init__(home, target, received)
 
@@ -91,6 +92,23 @@ def test_one_connection_takes_large_and_small_bodies_in_turn(bulk: Served, fills
             stream.sendall(body)
             np.testing.assert_array_equal(read_one(stream).arrays[0], random_bytes(size))
     assert len(fills) >= 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the low-water mark is used on Linux")
+def test_a_connection_wakes_up_for_each_byte_again_once_its_body_is_here(bulk: Served) -> None:
+    sent = random_bytes(4 * MIB)
+    head, body = call_bytes(sent)
+    for size in (len(body), len(body) - 1, 2 * MIB):
+        with bulk.connect() as stream:
+            stream.sendall(head)
+            for start in range(0, len(body), size):
+                stream.sendall(body[start : start + size])
+                time.sleep(0.02)
+            np.testing.assert_array_equal(read_one(stream).arrays[0], sent)
+            for byte in GET:
+                stream.sendall(bytes([byte]))
+            assert read_one(stream).status == 200
+        eventually(lambda: not bulk.connections)
 
 
 def test_the_server_says_continue_before_a_large_body_once(bulk: Served) -> None:
