@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help env versions demo test check format lint types layers bench vectors lock clean
+.PHONY: help env versions demo test check format lint types layers bench bench-full vectors lock clean
 
 help: ## Print this manual
 	@echo "shardserve: a mesh of accelerators behind one HTTP endpoint"
@@ -54,8 +54,11 @@ types: $(STAMP) ## mypy --strict
 layers: $(STAMP) ## The layers point one way (import-linter)
 	$(BIN)/lint-imports
 
-bench: $(STAMP) ## The two first measurements, side by side in one run
+bench: $(STAMP) ## Measure beside seven peers, each in an environment of its own (six minutes once those are made)
 	$(BIN)/python -m benchmarks
+
+bench-full: $(STAMP) ## The same with more rounds, and arrays up to 1 GiB
+	$(BIN)/python -m benchmarks --size full
 
 vectors: $(STAMP) ## Write the golden frames again (a change of the protocol)
 	$(BIN)/python proto_schemas/vectors/generate.py

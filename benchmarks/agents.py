@@ -7,7 +7,6 @@ import os
 import select
 import subprocess
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -82,15 +81,20 @@ class Agent:
             raise Failed(answer["error"])
         return answer
 
-    def stop(self) -> None:
-        """End the peer, its client's side and its server."""
+    def leave(self) -> None:
+        """Tell the peer that nothing more will come; it ends its server, and then itself."""
         assert self._process.stdin is not None
         self._process.stdin.close()
+
+    def wait(self) -> None:
+        """Wait for the peer's end."""
         try:
             self._process.wait(STOP_LIMIT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
 
 
 @dataclass
@@ -100,7 +104,7 @@ class Agents:
     logs: Path
     running: dict[str, Agent] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
-    _stack: ExitStack = field(default_factory=ExitStack)
+    _started: list[Agent] = field(default_factory=list)
 
     def start(self, peers: Iterable[str]) -> None:
         """Start peers side by side; who does not start is missing, with the reason."""
@@ -111,7 +115,7 @@ class Agents:
             except NotInstalled as reason:
                 self.missing[peer] = f"not installed: {reason}"
         for peer, agent in started.items():
-            self._stack.callback(agent.stop)
+            self._started.append(agent)
             try:
                 agent.wait_until_ready()
             except Failed as reason:
@@ -135,7 +139,10 @@ class Agents:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stack.__exit__(kind, error, trace)
+        for agent in self._started:
+            agent.leave()
+        for agent in self._started:
+            agent.wait()
 
 
 def _environment() -> Mapping[str, str]:

@@ -73,15 +73,23 @@ class Measurement:
     """One set of interleaved rounds.
 
     Attributes:
-        shows: quantity -> the heading of its table.
+        key: in the raw numbers.
+        title: of its section; measurements of one title share a table, a row for each.
+        case: what tells it from the others of its title.
+        shows: quantity -> the heading of its column; where measurements share a table, the first one is shown.
     """
 
     key: str
     title: str
     parts: tuple[Part, ...]
     shows: Mapping[str, str]
+    case: str = ""
     note: str = ""
     targets: tuple[Target, ...] = ()
     unit: Unit = "s"
     statistic: Statistic = "median"
     rounds: int | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.title}: {self.case}" if self.case else self.title

@@ -26,6 +26,7 @@ from .measurements import (
     Part,
     Target,
 )
+from .tables import shown
 
 MIB = 1 << 20
 
@@ -121,7 +122,8 @@ def sweep(size: Size) -> list[Measurement]:
     return [
         Measurement(
             key=f"sweep {nbytes}",
-            title=f"{nbytes // 1024:,} KiB up and down",
+            title="From small to large",
+            case=shown(nbytes, "bytes"),
             parts=parts((OURS, TOUCHED, FLIGHT), "transfer", nbytes=nbytes, calls=calls, fresh=False),
             shows={"up": "up", "down": "down"},
             targets=tuple(Target("P3", way, (TOUCHED,), speed=0.5) for way in ("up", "down") if nbytes >= MIB),
@@ -223,7 +225,8 @@ def products() -> list[Measurement]:
     return [
         Measurement(
             key=f"product {subscripts}",
-            title=f"einsum {subscripts} of {' and '.join('×'.join(map(str, shape)) for shape in shapes)}, result kept",
+            title="einsum of resident arrays, result kept",
+            case=f"{subscripts} of {' and '.join('×'.join(map(str, shape)) for shape in shapes)}",
             parts=parts((OURS, JAX), "kept product", subscripts=subscripts, calls=2),
             shows={"call": "a product"},
             targets=(Target("P11", "call", (JAX,), speed=0.97), Target("P11", "call", (JAX,), added=5e-3)),
@@ -239,12 +242,14 @@ def placements(size: Size) -> list[Measurement]:
     return [
         Measurement(
             key=f"placed {elements}",
-            title=f"Placement left open: a dot of two vectors of {elements * 4 // 1024:,} KiB",
+            title="A dot of two vectors, placement left open",
+            case=shown(elements * 4, "bytes"),
             parts=tuple(
                 Part(label, PEERS[OURS], "placed dot", {"size": elements, "way": way, "calls": calls})
                 for label, way in ways.items()
             ),
-            shows={"call": "a call", "server": "upload, run and gather on the server"},
+            shows={"server": "upload, run and gather on the server"},
+            note="What the server takes: upload to the devices, run and gather; the way there and back is the same.",
             targets=(Target("P12", "server", ("one device", "eight devices"), speed=0.9, best=True),),
             rounds=5,
         )
@@ -258,10 +263,11 @@ def crossover(size: Size) -> list[Measurement]:
     return [
         Measurement(
             key=f"normalize {rows}",
-            title=f"Normalize {rows:,} rows of 64, uploaded and returned",
+            title="Rows of 64 normalized, uploaded and returned",
+            case=f"{rows:,} rows",
             parts=parts((OURS, NUMPY), "normalize", rows=rows, calls=2),
             shows={"call": "a call"},
-            note="No claim: over loopback the way never pays for a cheap operation." if rows == size.rows[-1] else "",
+            note="No claim: over loopback the way never pays for a cheap operation.",
             rounds=3,
         )
         for rows in size.rows

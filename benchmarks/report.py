@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from .measurements import PEERS, Measurement
 from .plot import plot
 from .rounds import Rounds, Run
-from .tables import row, rows_of, shown
+from .tables import cell, row, rows_of, shown
 from .verdicts import Verdict, summary_of, verdicts
 
 SWEEP = "sweep "
@@ -23,7 +24,8 @@ def write(folder: Path, facts: Mapping[str, Any], plan: Sequence[Measurement], r
     (folder / "results.json").write_text(json.dumps(raw) + "\n", encoding="utf-8")
     text = page(facts, plan, runs)
     (folder / "RESULTS.md").write_text(text, encoding="utf-8")
-    (folder / "transfer.svg").write_text(plot(runs["transfer"], _bytes_of(plan)), encoding="utf-8")
+    if "transfer" in runs:
+        (folder / "transfer.svg").write_text(plot(runs["transfer"], _bytes_of(plan)), encoding="utf-8")
     return text
 
 
@@ -46,8 +48,8 @@ def page(facts: Mapping[str, Any], plan: Sequence[Measurement], runs: Mapping[st
     """One page: the targets first, then each table, then who was not there."""
     found = {each.key: list(verdicts(each, runs[each.key])) for each in plan}
     sections = [_head(facts, found), _targets(found), "![up and down](transfer.svg)"]
-    sections += [_section(each, runs[each.key]) for each in plan if not each.key.startswith(SWEEP)]
-    sections += [_sweep(plan, runs), _absent(facts, plan, runs), _phases(facts)]
+    sections += _sections(plan, runs)
+    sections += [_absent(facts, plan, runs), _phases(facts)]
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
@@ -56,9 +58,9 @@ def _head(facts: Mapping[str, Any], found: Mapping[str, list[Verdict]]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     return f"""# Results
 
-`{machine["command"]}`: interleaved rounds in rotated order, after one that does not count. A figure is the median over
-the rounds of each round's median, with the band that holds the middle 80 % of them; ratios are taken round by round.
-Every answer was checked. The raw numbers are in [results.json](results.json); what each peer does is in
+`{machine["command"]}`: interleaved rounds in rotated order, after one that does not count. A figure is the
+median over the rounds of each round's median, with the band that holds the middle 80 % of them; ratios are taken round
+by round. Every answer was checked. The raw numbers are in [results.json](results.json); what each peer does is in
 [README.md](README.md).
 
 {machine["cpu"]}, {machine["cores"]} cores, {machine["memory_gib"]} GiB, load {machine["load_before"]} before;
@@ -76,30 +78,47 @@ def _targets(found: Mapping[str, list[Verdict]]) -> str:
     return "\n".join(lines)
 
 
-def _section(measurement: Measurement, run: Run) -> str:
-    names = [part.label for part in measurement.parts]
-    tables = {heading: run.rounds(quantity, measurement.statistic) for quantity, heading in measurement.shows.items()}
-    head = f"## {measurement.title}"
-    return "\n\n".join(part for part in (head, measurement.note, rows_of(names, tables, measurement.unit)) if part)
+def _sections(plan: Sequence[Measurement], runs: Mapping[str, Run]) -> Iterator[str]:
+    """Measurements of one title share a section."""
+    for title, group in groupby(plan, key=lambda each: each.title):
+        members = list(group)
+        first = members[0]
+        if first.key.startswith(SWEEP):
+            table = _speeds(members, runs)
+        elif first.case:
+            table = _cases(members, runs)
+        else:
+            names = [part.label for part in first.parts]
+            run = runs[first.key]
+            shows = {heading: run.rounds(quantity, first.statistic) for quantity, heading in first.shows.items()}
+            table = rows_of(names, shows, first.unit)
+        yield "\n\n".join(part for part in (f"## {title}", first.note, table) if part)
 
 
-def _sweep(plan: Sequence[Measurement], runs: Mapping[str, Run]) -> str:
-    """The sizes in one table: the speed of ours and of the others, GB/s up / down."""
-    sizes = [each for each in plan if each.key.startswith(SWEEP)]
-    if not sizes:
-        return ""
-    names = [part.label for part in sizes[0].parts]
+def _cases(members: Sequence[Measurement], runs: Mapping[str, Run]) -> str:
+    """A row for each case, a column for each contender."""
+    names = [part.label for part in members[0].parts]
     lines = [row("", *names), row("---", *["---:"] * len(names))]
-    for each in sizes:
+    for each in members:
+        rounds = runs[each.key].rounds(next(iter(each.shows)), each.statistic)
+        lines.append(row(each.case, *(cell(rounds, name, each.unit) for name in names)))
+    return "\n".join(lines)
+
+
+def _speeds(members: Sequence[Measurement], runs: Mapping[str, Run]) -> str:
+    """The sweep: GB/s up / down."""
+    names = [part.label for part in members[0].parts]
+    lines = [row("GB/s up / down", *names), row("---", *["---:"] * len(names))]
+    for each in members:
         nbytes = each.parts[0].details["nbytes"]
-        lines.append(row(shown(nbytes, "bytes"), *(_speeds(runs[each.key], name, nbytes) for name in names)))
-    return "## From small to large: GB/s up / down\n\n" + "\n".join(lines)
+        lines.append(row(each.case, *(_speed(runs[each.key], name, nbytes) for name in names)))
+    return "\n".join(lines)
 
 
-def _speeds(run: Run, name: str, nbytes: int) -> str:
+def _speed(run: Run, name: str, nbytes: int) -> str:
     ways: list[Rounds] = [run.rounds("up"), run.rounds("down")]
     if any(name not in way.values for way in ways):
-        return "none"
+        return ""
     return " / ".join(f"{nbytes / way.band(name).median / 1e9:.2f}" for way in ways)
 
 
@@ -115,7 +134,7 @@ def _failures(facts: Mapping[str, Any], plan: Sequence[Measurement], runs: Mappi
         folders = {part.label: part.peer for part in each.parts}
         for name, reason in runs[each.key].failed.items():
             if folders[name] not in facts["missing"]:
-                yield f"* {name}, {each.title}: {reason}"
+                yield f"* {name}, {each.name}: {reason}"
 
 
 def _phases(facts: Mapping[str, Any]) -> str:

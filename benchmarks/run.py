@@ -22,7 +22,7 @@ def carry_out(plan: Sequence[Measurement], agents: Agents, *, rounds: int) -> di
         runs[measurement.key] = measure(measurement, agents, rounds=rounds)
         for agent in agents.running.values():
             agent.order("release")
-        print(f"{time.monotonic() - started:5.1f} s  {measurement.title}", file=sys.stderr, flush=True)
+        print(f"{time.monotonic() - started:5.1f} s  {measurement.name}", file=sys.stderr, flush=True)
     return runs
 
 

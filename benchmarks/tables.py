@@ -12,14 +12,15 @@ def row(*cells: str) -> str:
 
 
 def rows_of(names: Sequence[str], tables: Mapping[str, Rounds], unit: str) -> str:
-    """Contenders downwards, quantities to the right, each a median with its band; "none" where there is no figure."""
+    """Contenders downwards, quantities to the right."""
     present = [name for name in names if any(name in table.values for table in tables.values())]
     lines = [row("", *tables), row("---", *["---:"] * len(tables))]
-    lines += [row(name, *(_cell(table, name, unit) for table in tables.values())) for name in present]
+    lines += [row(name, *(cell(table, name, unit) for table in tables.values())) for name in present]
     return "\n".join(lines)
 
 
-def _cell(table: Rounds, name: str, unit: str) -> str:
+def cell(table: Rounds, name: str, unit: str) -> str:
+    """A median with its band; empty where there is no figure."""
     if name not in table.values:
         return ""
     band = table.band(name)

@@ -70,7 +70,7 @@ def _limit(target: Target) -> float:
 
 
 def _claim(measurement: Measurement, target: Target) -> str:
-    what = f"{measurement.title}: {measurement.shows.get(target.quantity, target.quantity)}"
+    what = f"{measurement.name}, {measurement.shows.get(target.quantity, target.quantity)}"
     whose = "" if target.ours == "shardserve" else f" ({target.ours})"
     joined = (" or " if target.best else " + ").join(target.others)
     return f"{what}{whose}, {_wanted(target, joined)}"
