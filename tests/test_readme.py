@@ -58,6 +58,6 @@ def test_curl_is_answered_as_promised(document: str, local_client: ss.Client) ->
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_every_command_of_the_documents_exists(document: str) -> None:
-    commands = {"serve", "info", "call", "demo", "settings"}
+    commands = {"serve", "info", "call", "demo", "settings", "arrays", "put", "get", "rm", "top"}
     used = re.findall(r"^shardserve (\w+)", "".join(blocks(document, "sh")), re.MULTILINE)
     assert set(used) <= commands

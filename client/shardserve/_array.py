@@ -166,9 +166,10 @@ class RemoteArray(Remote):
         gone = ", deleted" if self._deleted else ""
         return f"RemoteArray({named}{self.dtype}{list(self.shape)}, {where}, {size(self.nbytes)}{gone})"
 
-    def _keep_on_server(self) -> None:
-        """From now on it is not released with its last object."""
+    def detach(self) -> Self:
+        """From now on it is not released with its last object, so it stays as long as its lease; `id` finds it."""
         self._releases = None
+        return self
 
     def _forget(self) -> None:
         self._deleted, self._releases = True, None

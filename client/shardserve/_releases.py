@@ -114,7 +114,7 @@ def _release_dropped(
 
 
 def _drain(dropped: deque[tuple[str, int]]) -> list[str]:
-    keys = []
+    keys: list[str] = []
     with contextlib.suppress(IndexError):
         while len(keys) < MOST_RELEASED:
             keys.append(dropped.popleft()[0])

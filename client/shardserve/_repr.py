@@ -143,7 +143,9 @@ def describe_report(report: Report) -> list[str]:
 def _placed(placement: PlacementReport) -> str:
     spec = spec_from_wire(placement.spec)
     padded = "" if placement.padded_shape == placement.shape else f", padded to {_sizes(placement.padded_shape)}"
-    return f"{placement.dtype}{list(placement.shape)} as {spec}, {_sizes(placement.shard_shape)} on each device{padded}"
+    moved = ", moved here for this call" if placement.moved else ""
+    where = f"{_sizes(placement.shard_shape)} on each device{padded}{moved}"
+    return f"{placement.dtype}{list(placement.shape)} as {spec}, {where}"
 
 
 def seconds(duration_s: float) -> str:

@@ -230,7 +230,7 @@ class ResidentMethods(Generic[R]):
         self._check_handles([handle])
         lease = Lease.of((yield _asks.lease(handle.id, wanted, self._defaults.timeout_s)))
         if lease.pinned:
-            handle._keep_on_server()
+            handle.detach()
         return lease
 
     # --- handles in and out ------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The command `shardserve`: serve, info, call, demo, settings."""
+"""The command `shardserve`: serve, info, call, demo, settings; those for arrays are in `cli_arrays.py`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+
+from .cli_arrays import register as register_arrays
 
 app = typer.Typer(
     name="shardserve",
@@ -201,6 +203,9 @@ def _failed(error: Exception) -> Exception:
         return error
     typer.echo(f"shardserve: {error.code}: {error}", err=True)
     return typer.Exit(1)
+
+
+register_arrays(app)
 
 
 def main() -> None:

@@ -1,0 +1,250 @@
+"""The commands for resident arrays: arrays, put, get, rm, top. They speak to a server through the SDK."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+UrlOption = Annotated[str | None, typer.Option("--url", help="The server; else SHARDSERVE_URL.")]
+KeyArgument = Annotated[str, typer.Argument(metavar="NAME|ID", help="An array, by its name or its id.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    for command in (arrays, put, get, rm, top):
+        app.command()(command)
+
+
+def arrays(url: UrlOption = None, as_json: JsonOption = False) -> None:
+    """List the arrays of this key, newest first."""
+    with _client(url) as client:
+        found = client.arrays()
+    if as_json:
+        typer.echo(json.dumps([info.model_dump(mode="json") for info in found]))
+    else:
+        typer.echo(str(found))  # whole lines, however narrow the terminal: ids are copied from here
+
+
+def put(
+    file: Annotated[Path, typer.Argument(help="An array, as a .npy file.", exists=True, dir_okay=False)],
+    name: Annotated[str | None, typer.Option(help="A label to find it by.")] = None,
+    spec: Annotated[
+        str, typer.Option(help="How it is split: devices,- or x+y,- or auto or replicated; - is a whole dimension.")
+    ] = "auto",
+    mesh: Annotated[str | None, typer.Option(help="A mesh's name, or its axes and sizes as x=4,y=2.")] = None,
+    ttl: Annotated[float | None, typer.Option(help="Seconds that it stays after each use.")] = None,
+    pin: Annotated[bool, typer.Option("--pin", help="It stays until it is deleted, and outlives the engine.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Move the name from the array that has it.")] = False,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Put an array of a file on the devices, and print its id. It stays when this command has ended."""
+    array = _load(file)
+    with _client(url) as client, _progress(as_json) as progress:
+        handle = client.put(
+            array, read_spec(spec), mesh=read_mesh(mesh), name=name, ttl=ttl, pinned=pin, replace=replace,
+            progress=progress,
+        ).detach()  # fmt: skip
+    if as_json:
+        facts = {"id": handle.id, "name": name, "dtype": str(handle.dtype), "shape": handle.shape, "mesh": handle.mesh}
+        typer.echo(json.dumps(facts))
+    else:
+        typer.echo(handle.id)
+
+
+def get(
+    array: KeyArgument,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Write it here, as .npy.")],
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Download an array into a .npy file, however large it is: its bytes go straight to the file's pages."""
+    with _client(url) as client, _progress(as_json) as progress:
+        handle = client.attach(array)
+        with _npy_file(output, handle) as target:
+            client.get(handle, out=target, progress=progress)
+    if as_json:
+        typer.echo(json.dumps({"id": handle.id, "dtype": str(handle.dtype), "shape": handle.shape}))
+    else:
+        typer.echo(f"{output}: {handle.dtype}{list(handle.shape)}")
+
+
+@contextmanager
+def _npy_file(output: Path, handle: Any) -> Iterator[Any]:
+    """An array in a new file, which has its name only once it is whole."""
+    import numpy as np
+
+    if handle.dtype.isbuiltin != 1:
+        raise typer.BadParameter(f"a .npy file has no {handle.dtype}; cast it first, for example to float32")
+    part = output.with_name(output.name + ".part")
+    try:
+        target = np.lib.format.open_memmap(part, mode="w+", dtype=handle.dtype, shape=handle.shape)
+        yield target
+        target.flush()
+        os.replace(part, output)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def rm(
+    several: Annotated[list[str], typer.Argument(metavar="NAME|ID...", help="Arrays, by their names or ids.")],
+    url: UrlOption = None,
+) -> None:
+    """Delete arrays. Calls that run with them end well."""
+    with _client(url) as client:
+        client.delete(*several)
+
+
+def top(
+    once: Annotated[bool, typer.Option("--once", help="Show it once and end.")] = False,
+    interval_s: Annotated[float, typer.Option(help="Seconds between two looks.", min=0.1)] = 1.0,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the server's ledger live: who holds how many bytes. Ctrl-C ends it."""
+    with _client(url) as client:
+        if as_json:
+            _print_ledgers(client, once=once, interval_s=interval_s)
+        elif once:
+            Console().print(ledger(client.memory()))
+        else:
+            _show_ledger(client, interval_s)
+
+
+def _print_ledgers(client: Any, *, once: bool, interval_s: float) -> None:
+    """A line of JSON for each look."""
+    while True:
+        typer.echo(client.memory().model_dump_json())
+        sys.stdout.flush()
+        if once:
+            return
+        time.sleep(interval_s)
+
+
+def _show_ledger(client: Any, interval_s: float) -> None:
+    try:
+        with Live(ledger(client.memory()), auto_refresh=False, screen=False) as live:
+            while True:
+                time.sleep(interval_s)
+                live.update(ledger(client.memory()), refresh=True)
+    except KeyboardInterrupt:
+        return
+
+
+def ledger(memory: Any) -> Group:
+    """The ledger as a picture: totals as bars, then the largest holders."""
+    used = memory.resident_bytes + memory.reserved_bytes
+    totals = Table("", "", "", box=None, show_header=False)
+    totals.add_row("devices", _bar(used, memory.device_limit_bytes), _of(used, memory.device_limit_bytes))
+    resident = (
+        f"{_size(memory.resident_bytes)}, of which {_size(memory.own_resident_bytes)} in {memory.arrays} of yours"
+    )
+    totals.add_row("  resident arrays", "", resident)
+    totals.add_row("  running calls", "", _size(memory.reserved_bytes))
+    transit, limit = memory.transit_bytes, memory.transit_limit_bytes
+    totals.add_row("shared buffers", _bar(transit, limit), _of(transit, limit))
+    totals.add_row("  spare", "", _size(memory.spare_bytes))
+    totals.add_row("pinned host copies", "", _size(memory.pinned_bytes))
+    holders = Table("holder", "array", "on devices", "age", box=None)
+    for holder in memory.holders:
+        holders.add_row(*_holder_row(holder))
+    return Group(totals, Text(), holders if memory.holders else Text("nothing is held"))
+
+
+def _holder_row(holder: Any) -> tuple[Text, ...]:
+    from shardserve._listing import duration
+
+    whose = holder.what if holder.is_own else f"{holder.what} of another key"
+    known = holder.name or holder.id or ""
+    return Text(whose), Text(known), Text(_size(holder.device_bytes)), Text(duration(holder.age_s))
+
+
+def _bar(part: int, whole: int, width: int = 30) -> Text:
+    filled = 0 if whole <= 0 else min(width, -(-part * width // whole))
+    return Text("█" * filled + "░" * (width - filled))
+
+
+def _of(part: int, whole: int) -> str:
+    return f"{_size(part)} of {_size(whole)}"
+
+
+def _size(nbytes: int) -> str:
+    from shardserve._repr import size
+
+    return size(nbytes)
+
+
+def read_spec(text: str) -> Any:
+    """A spec as it is typed: `devices,-`, `x+y,-`, `auto`, `replicated`."""
+    from shardserve import AUTO, P
+
+    if text == "auto":
+        return AUTO
+    if text == "replicated":
+        return P()
+    return P(*(_dimension(entry.strip()) for entry in text.split(",")))
+
+
+def _dimension(entry: str) -> Any:
+    if entry in ("-", "None", ""):
+        return None
+    axes = tuple(axis.strip() for axis in entry.split("+"))
+    return axes if len(axes) > 1 else axes[0]
+
+
+def read_mesh(text: str | None) -> Any:
+    """A mesh as it is typed: a name, or `x=4,y=2`."""
+    if text is None or "=" not in text:
+        return text
+    pairs = [entry.partition("=") for entry in text.split(",")]
+    try:
+        return {axis.strip(): int(size) for axis, _, size in pairs}
+    except ValueError:
+        raise typer.BadParameter(f"a mesh is a name, or its axes and sizes as x=4,y=2, not {text!r}") from None
+
+
+@contextmanager
+def _progress(as_json: bool) -> Iterator[Any]:
+    """A bar for long transfers, where somebody watches."""
+    import shardserve
+
+    if as_json or not sys.stderr.isatty():
+        yield None
+        return
+    with shardserve.progress_bar() as bar:
+        yield bar
+
+
+@contextmanager
+def _client(url: str | None) -> Iterator[Any]:
+    """A client whose named errors are a line of text and status 1."""
+    import shardserve
+
+    with shardserve.Client(url) if url else shardserve.Client() as client:
+        try:
+            yield client
+        except shardserve.ShardserveError as error:
+            typer.echo(f"shardserve: {error.code}: {error}", err=True)
+            raise typer.Exit(1) from None
+
+
+def _load(path: Path) -> Any:
+    import numpy as np
+
+    try:
+        return np.load(path, allow_pickle=False, mmap_mode="r")
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(f"{path} is no array file: {error}") from None
