@@ -105,6 +105,9 @@ class BodyReader:
     async def _fill(self, target: memoryview) -> int:
         assert self._connection is not None  # noqa: S101 - see _is_bulk
         nbytes = await self._connection.fill(self._extensions, target)
+        if nbytes is None:
+            self._connection = None  # from here on the ordinary way
+            return 0
         self.unread_bytes -= nbytes
         self._has_more = nbytes == len(target) and self.unread_bytes > 0
         return nbytes

@@ -44,7 +44,7 @@ class Connection:
         self._resume_reading = resume_reading
         self.must_close = must_close
         #: Receives the body that is arriving; see `FrontProtocol.fill`, which replaces this.
-        self.fill: Callable[[object, memoryview], Awaitable[int]] = _cannot_fill
+        self.fill: Callable[[object, memoryview], Awaitable[int | None]] = _cannot_fill
         self._flush_callbacks: list[Callable[[], None]] = []
         self._lost_callbacks: list[Callable[[], object]] = []
         self._clock = Clock(loop, self._check_progress)
@@ -145,5 +145,5 @@ def _nothing() -> None:
     pass
 
 
-async def _cannot_fill(_: object, __: memoryview) -> int:
-    raise NotImplementedError
+async def _cannot_fill(_: object, __: memoryview) -> None:
+    pass

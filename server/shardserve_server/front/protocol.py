@@ -33,20 +33,21 @@ class FrontProtocol(StagedProtocol):
         super().connection_lost(exc)
         self._end_fill(ClientGone())
 
-    async def fill(self, extensions: object, target: memoryview) -> int:
+    async def fill(self, extensions: object, target: memoryview) -> int | None:
         """Receive the next bytes of a body straight into their place.
 
         Arguments:
             extensions: of the scope of the request that they belong to.
 
-        Returns: the bytes received; fewer than asked for when the body ends before.
+        Returns: the bytes received; fewer than asked for when the body ends before. None when the whole body is here
+            already, and the next request behind it: the rest is where uvicorn left it.
 
         Raises:
             ClientGone: the connection ends before.
         """
         cycle = self.cycle
         if cycle is None or cycle.scope["extensions"] is not extensions:
-            return 0  # another request came meanwhile, so this one's body is complete
+            return None
         taken = take(cycle.body, target)
         if taken == len(target) or not cycle.more_body:
             return taken

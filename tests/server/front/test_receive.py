@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import socket
 import ssl
@@ -15,8 +16,11 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import uvicorn
+from starlette.types import Message
 
 from shardserve_server.front import protocol
+from shardserve_server.front.body import BodyReader
+from shardserve_server.front.connection import EXTENSION, Connection, _cannot_fill
 from shardserve_server.front.receive import BULK_BYTES, BulkReceiver
 from shardserve_server.settings import Settings
 
@@ -92,6 +96,19 @@ def test_one_connection_takes_large_and_small_bodies_in_turn(bulk: Served, fills
             stream.sendall(body)
             np.testing.assert_array_equal(read_one(stream).arrays[0], random_bytes(size))
     assert len(fills) >= 2
+
+
+def test_a_body_that_came_whole_while_the_route_did_something_else_is_read_the_ordinary_way() -> None:
+    """The next request may be here as well by then, and the connection's news are of that one."""
+    connection = Connection.__new__(Connection)
+    connection.fill = _cannot_fill
+    sent = random_bytes(BULK_BYTES)
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": sent.tobytes(), "more_body": False}
+
+    body = BodyReader(receive, length=len(sent), scope={"extensions": {EXTENSION: connection}})
+    assert asyncio.run(body.read_all()) == sent.tobytes()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the low-water mark is used on Linux")
