@@ -149,9 +149,7 @@ def ledger(memory: Any) -> Group:
     used = memory.resident_bytes + memory.reserved_bytes
     totals = Table("", "", "", box=None, show_header=False)
     totals.add_row("devices", _bar(used, memory.device_limit_bytes), _of(used, memory.device_limit_bytes))
-    resident = (
-        f"{_size(memory.resident_bytes)}, of which {_size(memory.own_resident_bytes)} in {memory.arrays} of yours"
-    )
+    resident = f"{_size(memory.resident_bytes)} ({_size(memory.own_resident_bytes)} in {memory.arrays} of yours)"
     totals.add_row("  resident arrays", "", resident)
     totals.add_row("  running calls", "", _size(memory.reserved_bytes))
     transit, limit = memory.transit_bytes, memory.transit_limit_bytes
@@ -172,7 +170,7 @@ def _holder_row(holder: Any) -> tuple[Text, ...]:
     return Text(whose), Text(known), Text(_size(holder.device_bytes)), Text(duration(holder.age_s))
 
 
-def _bar(part: int, whole: int, width: int = 30) -> Text:
+def _bar(part: int, whole: int, width: int = 20) -> Text:
     filled = 0 if whole <= 0 else min(width, -(-part * width // whole))
     return Text("█" * filled + "░" * (width - filled))
 
