@@ -21,6 +21,7 @@ from shardserve._requests import Outgoing, function_call, kernel_call
 from shardserve_proto.dtypes import DTYPES, dtype_named
 from shardserve_proto.frames import PRELUDE_BYTES, decode_header, decode_prelude, split_segments
 from shardserve_proto.messages import CallRequest, SegmentArgument, frame_layout
+from shardserve_proto.programs import Constant
 from shardserve_proto.programs import validate
 
 BASE = np.array([[1, 2, 3], [4, 5, 6]], np.float32)
@@ -40,7 +41,7 @@ def sent(outgoing: Outgoing) -> list[Any]:
             segment = call.segments[argument.segment]
             array = np.frombuffer(views[argument.segment], np.uint8).view(dtype_named(segment.dtype))
             arguments.append(array.reshape(segment.shape))
-        else:
+        elif isinstance(argument, Constant):
             arguments.append(argument.scalar)
     return arguments
 
