@@ -21,8 +21,7 @@ from shardserve._requests import Outgoing, function_call, kernel_call
 from shardserve_proto.dtypes import DTYPES, dtype_named
 from shardserve_proto.frames import PRELUDE_BYTES, decode_header, decode_prelude, split_segments
 from shardserve_proto.messages import CallRequest, SegmentArgument, frame_layout
-from shardserve_proto.programs import Constant
-from shardserve_proto.programs import validate
+from shardserve_proto.programs import Constant, validate
 
 BASE = np.array([[1, 2, 3], [4, 5, 6]], np.float32)
 
