@@ -25,7 +25,17 @@ from ..kernels.registry import Registry
 from .constants import strengthen
 from .labels import labels_as_specs
 from .mesh import Meshes
-from .placement import Placed, Where, is_worth_spreading, merge, open_spec, place, place_freely
+from .placement import (
+    REPLICATE_BYTES,
+    Placed,
+    Where,
+    is_worth_spreading,
+    merge,
+    nbytes,
+    open_spec,
+    place,
+    place_freely,
+)
 
 #: Plans are kept by header up to this size.
 REMEMBERED_BYTES = 16 * 1024
@@ -105,6 +115,16 @@ class _Question:
         given = (*self.in_specs, *self.out_specs)
         is_given = any(spec is not None for spec in given) or any(_constraints(self.program))
         return is_given or any(where is not None and where.mesh is not None for where in self.residents)
+
+    def is_worth_spreading(self) -> bool:
+        """Whether a call that says nothing about placement runs on the whole mesh.
+
+        Resident arguments lie on one device here; a call stays with them unless they are cheap to move.
+        """
+        resident = [aval for aval, lies in zip(self.inputs, self.residents, strict=True) if lies is not None]
+        if sum(map(nbytes, resident)) >= REPLICATE_BYTES:
+            return False
+        return is_worth_spreading([*(aval for aval in self.inputs if aval.value is None), *self.outputs], self.mesh)
 
     def new_arrays(self) -> list[Aval]:
         """What the call brings on to the devices; the results of a transfer are its inputs."""
@@ -259,7 +279,7 @@ def _answer(question: _Question) -> _Answer:
     arrays = array_numbers(question.inputs)
     if question.is_explicit():
         arguments = [_explicit(question, number) for number in arrays]
-    elif is_worth_spreading([*(question.inputs[n] for n in arrays), *question.outputs], question.mesh):
+    elif question.is_worth_spreading():
         arguments = [_open(question, number) for number in arrays]
     else:
         alone = tuple(_alone(question.inputs[number]) for number in arrays)

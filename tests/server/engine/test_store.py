@@ -293,3 +293,13 @@ def test_bfloat16_calls_work_on_resident_arrays(engine: Engine) -> None:
     outcome = run(engine, Program.of_kernel("sum", operands=1), put(engine, x))
     assert outcome.values[0].dtype == x.dtype
     assert outcome.values[0] == 120
+
+
+def test_a_call_stays_on_the_device_where_its_large_arguments_lie(engine: Engine) -> None:
+    """Together they would be worth spreading, but they would be moved anew by each call."""
+    x = np.random.default_rng(0).random(2**19)
+    pair = [put(engine, x), put(engine, x)]
+    outcome = run(engine, Program.of_kernel("dot", operands=2), *pair)
+    assert outcome.report.mesh == ()
+    assert not any(placed.moved for placed in outcome.report.arguments)
+    np.testing.assert_allclose(outcome.values[0], x @ x, rtol=1e-12)
