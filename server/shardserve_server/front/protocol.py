@@ -10,7 +10,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
 from .closing import BODY, DEAF, IDLE, PAST
 from .connection import Connection, connection_of
-from .receive import WAKE_BYTES, BulkReceiver, ClientGone, declared_length, take, wake_at
+from .receive import READ_BYTES, WAKE_BYTES, BulkReceiver, ClientGone, declared_length, take, wake_at
 from .stages import StagedProtocol
 
 __all__ = ["Connection", "FrontProtocol", "connection_of"]
@@ -83,9 +83,17 @@ class FrontProtocol(StagedProtocol):
     def _count_fill(self, nbytes: int, left: int) -> None:
         if not left:
             self._end_fill()
-        elif left < 2 * WAKE_BYTES:
+        elif nbytes == READ_BYTES:
+            # There may be more already, and uvloop reads on while there is: the other connections come first.
+            self.flow.pause_reading()
+            self.loop.call_soon(self._go_on, self._fill)
+        if left < 2 * WAKE_BYTES:
             self._be_patient(False)
         self._count_past(nbytes)
+
+    def _go_on(self, fill: object) -> None:
+        if self._fill is fill and not self.transport.is_closing():
+            self.flow.resume_reading()
 
     def _be_patient(self, is_patient: bool) -> None:
         """Wake up for many bytes at once only, or for each; under TLS the bytes of the socket are not the body's."""

@@ -15,8 +15,8 @@ from typing import Any
 
 #: From this size on a piece of a body is worth two switches of protocol.
 BULK_BYTES = 256 * 1024
-#: One read takes what the kernel has, mostly less than this; then the other connections have their turn.
-READ_BYTES = 4 * 2**20
+#: One read takes no more than this (0.4 ms); then the other connections have their turn.
+READ_BYTES = 2**20
 #: Waking up for fewer bytes than these, while more are to come, costs a tenth of the speed.
 WAKE_BYTES = 512 * 1024
 
