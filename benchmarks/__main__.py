@@ -11,9 +11,10 @@ from typing import Any
 from .agents import Agents, Failed
 from .machine import describe_machine
 from .measurements import OURS, PEERS
-from .plan import FULL, QUICK, TINY, Size, plan
+from .plan import plan
 from .report import write
 from .run import carry_out, idle
+from .sizes import FULL, QUICK, TINY, Size
 
 FOLDER = Path(__file__).parent
 SIZES: Mapping[str, Size] = {"quick": QUICK, "full": FULL, "tiny": TINY}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -93,3 +93,8 @@ class Measurement:
     @property
     def name(self) -> str:
         return f"{self.title}: {self.case}" if self.case else self.title
+
+
+def parts(labels: Iterable[str], do: str, **details: Any) -> tuple[Part, ...]:
+    """The same order for several contenders."""
+    return tuple(Part(label, PEERS[label], do, details) for label in labels)

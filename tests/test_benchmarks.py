@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,12 @@ from benchmarks import agents, environments, inputs
 from benchmarks.agents import Agents, Failed
 from benchmarks.cpu import cpu_s, resident_bytes, tree_of
 from benchmarks.measurements import FLIGHT, OURS, PEERS, RAW, Measurement, Part, Target
-from benchmarks.plan import FULL, QUICK, plan
+from benchmarks.plan import plan
 from benchmarks.plot import plot
 from benchmarks.report import page
 from benchmarks.rounds import Band, Rounds, Run, interleave, summary, time_calls
 from benchmarks.run import carry_out
+from benchmarks.sizes import FULL, QUICK
 from benchmarks.verdicts import verdicts
 
 ROOT = Path(__file__).parents[1]
@@ -41,7 +42,7 @@ def test_every_contender_runs_in_every_round_and_the_order_rotates() -> None:
 
 
 def test_a_contender_that_fails_is_out_with_its_reason_and_the_others_go_on() -> None:
-    calls = iter([[1.0], [2.0], ValueError("a wrong answer")])
+    calls: Iterator[list[float] | Exception] = iter([[1.0], [2.0], ValueError("a wrong answer")])
 
     def failing() -> Mapping[str, list[float]]:
         value = next(calls)

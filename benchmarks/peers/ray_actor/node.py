@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import secrets
 
-#: Ray takes "127.0.0.1" for a slip and puts the host's outer address in its place; the rest of loopback it leaves.
-ADDRESS = "127.0.0.2"
+ADDRESS = "127.0.0.1"
 
 
 def environment() -> dict[str, str]:
-    """Variables of the node and of its driver: a token for this run alone, which Ray would else write to the home."""
+    """Variables of the node and of its driver."""
     return {
+        # Else Ray takes 127.0.0.1 for a slip, puts the host's outer address in its place, and listens on all of them.
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        # A token for this run alone, which Ray would else write to the user's home.
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_USAGE_STATS_ENABLED": "0",
