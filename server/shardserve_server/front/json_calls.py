@@ -113,7 +113,7 @@ def _keep(value: Any) -> tuple[dict[str, Any] | None, bytes | None]:
 def as_seconds(value: Any) -> Any:
     """JSON has one kind of numbers; the messages want a float."""
     is_whole = isinstance(value, int) and not isinstance(value, bool)
-    return float(min(value, 2**53)) if is_whole else value
+    return float(max(-1, min(value, 2**53))) if is_whole else value  # no lease is that long
 
 
 def _options(body: Mapping[str, Any], arguments: Sequence[Argument]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ _NAMES = {name: text for text, name in _DESCR.items()}
 
 _KEY = re.compile(r"[ \n]*['\"]([a-z_]{1,20})['\"] ?: ?")
 _VALUE = re.compile(r"('[^']*'|\"[^\"]*\"|True|False|\([0-9, ]*\))[ \n]*(,|(?=\}))")
-_SIZES = re.compile(r"\( *\)|\((?: *[0-9]{1,19} *,)+(?: *[0-9]{1,19} *)?\)")
+_SIZES = re.compile(r"\( *\)|\((?: *[0-9]{1,19} *,)+(?: *[0-9]{1,19})? *\)")
 _KEYS = frozenset({"descr", "fortran_order", "shape"})
 
 

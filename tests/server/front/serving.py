@@ -32,6 +32,7 @@ from shardserve_proto.programs import Program, validate
 from shardserve_server.front.app import create_app
 from shardserve_server.front.auth import Keys
 from shardserve_server.front.server import bind, make_server
+from shardserve_server.front.services import Services
 from shardserve_server.link.buffers import BufferPool
 from shardserve_server.link.transfer import CallOptions, EngineLink, EngineReply, EngineState, Upload
 from shardserve_server.settings import Settings
@@ -152,6 +153,7 @@ class Served:
     pool: BufferPool
     settings: Settings
     connections: set[Any] = field(default_factory=set)
+    services: Services | None = None
 
     def connect(self, **options: int) -> socket.socket:
         """A raw connection; options of the socket by name, set before it connects."""
@@ -287,7 +289,8 @@ def serving(
         try:
             assert listening.wait(10)
             connections = server.server_state.connections
-            yield Served(listener.getsockname()[1], engine, pool, settings, connections)  # type: ignore[arg-type]
+            services: Services = app.state.services
+            yield Served(listener.getsockname()[1], engine, pool, settings, connections, services)  # type: ignore[arg-type]
         finally:
             server.should_exit = True
             thread.join(20)
