@@ -81,5 +81,5 @@ def memory(size: Size) -> Measurement:
         note="As multiples of the payload, the array itself on the server included.",
         targets=(Target("P4", "up", most=1.10 + margin), Target("P4", "down", most=margin)),
         unit="x payload",
-        rounds=2,
+        rounds=1,
     )
