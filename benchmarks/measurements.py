@@ -76,6 +76,7 @@ class Measurement:
         key: in the raw numbers.
         title: of its section; measurements of one title share a table, a row for each.
         case: what tells it from the others of its title.
+        warm_up: rounds that do not count.
         shows: quantity -> the heading of its column; where measurements share a table, the first one is shown.
     """
 
@@ -89,6 +90,7 @@ class Measurement:
     unit: Unit = "s"
     statistic: Statistic = "median"
     rounds: int | None = None
+    warm_up: int = 1
 
     @property
     def name(self) -> str:

@@ -119,7 +119,7 @@ def _speed(run: Run, name: str, nbytes: int) -> str:
     ways: list[Rounds] = [run.rounds("up"), run.rounds("down")]
     if any(name not in way.values for way in ways):
         return ""
-    return " / ".join(f"{nbytes / way.band(name).median / 1e9:.2f}" for way in ways)
+    return " / ".join(f"{nbytes / way.band(name).median / 1e9:.2g}" for way in ways)
 
 
 def _absent(facts: Mapping[str, Any], plan: Sequence[Measurement], runs: Mapping[str, Run]) -> str:

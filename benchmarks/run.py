@@ -11,8 +11,6 @@ from .agents import Agents, Failed
 from .measurements import Measurement, Part
 from .rounds import Run, interleave
 
-WARM_UP = 1
-
 
 def carry_out(plan: Sequence[Measurement], agents: Agents, *, rounds: int) -> dict[str, Run]:
     """Measure everything in the plan, by key; the inputs of each are let go before the next."""
@@ -33,7 +31,7 @@ def measure(measurement: Measurement, agents: Agents, *, rounds: int) -> Run:
         return agents.agent(part.peer).order(part.do, **part.details)
 
     contenders = {part.label: functools.partial(contender, part) for part in measurement.parts}
-    return interleave(contenders, rounds=measurement.rounds or rounds, warm_up=WARM_UP, failure=Failed)
+    return interleave(contenders, rounds=measurement.rounds or rounds, warm_up=measurement.warm_up, failure=Failed)
 
 
 def idle(agents: Agents, *, seconds: float) -> dict[str, float]:

@@ -32,7 +32,7 @@ class Size:
     placed: tuple[int, ...] = (256, 1 << 14, 1 << 18, 1 << 22, 1 << 24)
     rows: tuple[int, ...] = (1_000, 30_000, 1_000_000)
     rate: float = 100.0
-    open_loop_s: float = 4.0
+    open_loop_s: float = 3.0
 
 
 QUICK = Size()

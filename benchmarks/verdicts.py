@@ -88,7 +88,7 @@ def _wanted(target: Target, others: str) -> str:
 
 def _shown(target: Target, band: Band) -> str:
     if target.added is not None:
-        return f"+{band.median * 1e3:.2f} ms ({band.low * 1e3:.2f} to {band.high * 1e3:.2f})"
+        return f"{band.median * 1e3:+.2f} ms ({band.low * 1e3:.2f} to {band.high * 1e3:.2f})"
     return f"{band.median:.2f} ({band.low:.2f} to {band.high:.2f})"
 
 
