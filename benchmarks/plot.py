@@ -36,7 +36,7 @@ def plot(run: Run, nbytes: int) -> str:
 
 
 def _speed(speed: float, longest: float, y: int, colour: str) -> list[str]:
-    room = WIDTH - LEFT - 110
+    room = WIDTH - LEFT - 160
     length = room * min(speed, longest) / longest
     said = f"{speed:.2f}" if speed < 20 else "a view, nothing moves"
     return [_bar(LEFT, y, max(length, 1), BAR, colour), _text(LEFT + round(length) + 6, y + 12, said)]
