@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, Self, TypeVar, Unpack
 
-from shardserve_proto.errors import ShardserveError
+from shardserve_proto.errors import OutOfMemory, ShardserveError
 from shardserve_proto.messages import DeviceInfo, KernelInfo, ServerInfo
 
 from ._array import RemoteSlice
@@ -95,11 +95,22 @@ class AsyncClient(BaseClient[Coroutine[Any, Any, Any]]):
 
     async def _send_call(self, outgoing: Outgoing) -> Call:
         started = time.monotonic()
-        if dropped := self._releases.due():
+        await self._release(self._releases.due())
+        exchange = CallExchange(outgoing)
+        try:
+            answer = await self._send(exchange)
+        except OutOfMemory:
+            dropped = self._releases.take()
+            if not dropped:
+                raise
+            await self._release(dropped)  # perhaps this is the room that was missing
+            answer = await self._send(exchange)
+        return self._answered(outgoing, exchange, answer, started)
+
+    async def _release(self, dropped: Sequence[str]) -> None:
+        if dropped:
             with suppress(ShardserveError):  # their leases end
                 await self._send(release(dropped, self._defaults.timeout_s))
-        exchange = CallExchange(outgoing)
-        return self._answered(outgoing, exchange, await self._send(exchange), started)
 
     async def _send(self, exchange: Exchange[T]) -> T:
         patience = Patience(exchange.timeout_s)

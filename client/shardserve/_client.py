@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Self, TypeVar, Unpack
 
-from shardserve_proto.errors import ShardserveError
+from shardserve_proto.errors import OutOfMemory, ShardserveError
 from shardserve_proto.messages import DeviceInfo, KernelInfo, ServerInfo
 
 from ._array import RemoteSlice
@@ -129,11 +129,22 @@ class Client(BaseClient[Any]):
 
     def _send_call(self, outgoing: Outgoing) -> Call:
         started = time.monotonic()
-        if dropped := self._releases.due():
+        self._release(self._releases.due())
+        exchange = CallExchange(outgoing)
+        try:
+            answer = self._send(exchange)
+        except OutOfMemory:
+            dropped = self._releases.take()
+            if not dropped:
+                raise
+            self._release(dropped)  # perhaps this is the room that was missing
+            answer = self._send(exchange)
+        return self._answered(outgoing, exchange, answer, started)
+
+    def _release(self, dropped: Sequence[str]) -> None:
+        if dropped:
             with suppress(ShardserveError):  # their leases end
                 self._send(release(dropped, self._defaults.timeout_s))
-        exchange = CallExchange(outgoing)
-        return self._answered(outgoing, exchange, self._send(exchange), started)
 
     def _send(self, exchange: Exchange[T]) -> T:
         patience = Patience(exchange.timeout_s)

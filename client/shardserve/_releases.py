@@ -86,6 +86,10 @@ class Releases:
             return []
         return _drain(dropped)
 
+    def take(self) -> list[str]:
+        """All that was dropped and not released yet: there is no room for a call."""
+        return _drain(self._dropped) if self._pid == os.getpid() else []
+
     def close(self) -> None:
         """Release what was dropped, if the server answers soon, and end the thread."""
         if self._pid != os.getpid():

@@ -35,7 +35,7 @@ def _releases_wait_for_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def info(**fields: Any) -> ArrayInfo:
-    given = {
+    given: dict[str, Any] = {
         "id": "ab" * 16, "name": "weights", "dtype": "float32", "shape": (6, 4), "spec": ("x", None),
         "mesh": (("x", 4), ("y", 2)), "shard_shape": (2, 4), "nbytes": 96, "device_bytes": 256,
         "ttl_s": 60.0, "expires_in_s": 30.0,
@@ -170,8 +170,13 @@ def test_calls_with_other_handles_have_equal_headers(raw_server: Any) -> None:
 
 
 def test_headers_of_equal_calls_are_made_once(client: ss.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
-    monkeypatch.setattr("shardserve._requests.encode_header", lambda header: made.append(header) or b"header")
+    made: list[Any] = []
+
+    def encode(header: Any) -> bytes:
+        made.append(header)
+        return b"header"
+
+    monkeypatch.setattr("shardserve._requests.encode_header", encode)
     for number in range(3):
         h = handle(client, (5, 4, 7), key=bytes([number]) * 16)
         client._outgoing_kernel("exp", (h,), {}, {})
@@ -230,7 +235,12 @@ def test_a_handle_of_another_server_or_key_is_refused_before_anything_is_sent(cl
     with ss.Client(other, api_key="k" * 20) as stranger:
         h = handle(stranger)
         whose = "another key" if other == NOWHERE else "the server at http://127.0.0.1:10"
-        for use in (lambda: client.exp(h), lambda: client.run(lambda x: x, [h]), lambda: client.get(h[:2])):
+        uses: list[Callable[[], Any]] = [
+            lambda: client.exp(h),
+            lambda: client.run(lambda x: x, [h]),
+            lambda: client.get(h[:2]),
+        ]
+        for use in uses:
             with pytest.raises(ss.InvalidRequest, match=f"belongs to {whose}"):
                 use()
         with pytest.raises(ss.InvalidRequest, match="belongs to"):
@@ -243,7 +253,14 @@ def test_a_deleted_handle_is_refused_before_anything_is_sent(raw_server: Any) ->
         with handle(client) as h:
             pass
         h.delete()  # harmless
-        for use in (lambda: client.exp(h), h.numpy, lambda: client.put([h]), lambda: h.lease, h[:2].keep):
+        uses: list[Callable[[], Any]] = [
+            lambda: client.exp(h),
+            lambda: client.put([h]),
+            lambda: h.lease,
+            h.numpy,
+            h[:2].keep,
+        ]
+        for use in uses:
             with pytest.raises(ss.InvalidRequest, match="was deleted; put it again"):
                 use()
     assert len(server.requests) == 1

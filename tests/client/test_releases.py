@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -20,6 +21,7 @@ from shardserve._releases import Releases
 from shardserve_proto.messages import ArrayInfo
 
 from .handles import NOWHERE, answer, handle, ids_of, kept
+from .replies import refusal
 
 DONE = answer({"released": 1})
 
@@ -127,8 +129,23 @@ def test_many_or_large_ones_go_before_the_next_call(raw_server: Any, monkeypatch
     releases = Releases(lambda: pytest.fail("nothing to send"))
     for number in range(_releases.MANY):
         assert releases.due() == []
-        releases.drop(f"{number:032x}", 1, _releases.os.getpid())
+        releases.drop(f"{number:032x}", 1, os.getpid())
     assert len(releases.due()) == _releases.MANY
+
+
+def test_a_call_without_room_releases_what_was_dropped_and_tries_once_more(
+    raw_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_releases, "PAUSE_S", 60.0)
+    full = refusal(ss.OutOfMemory("no room"))
+    server = raw_server(full, DONE, kept((4,)), full)
+    with ss.Client(server.url) as client:
+        handle(client, releases=client._releases.watch())
+        assert client.put(np.ones(4, np.float32), name="fits").shape == (4,)
+        assert released(server) == [["01" * 16]]
+        with pytest.raises(ss.OutOfMemory):
+            client.put(np.ones(4, np.float32))
+    assert len(server.requests) == 4
 
 
 def test_a_release_that_fails_disturbs_nobody(raw_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ SMALL: dict[str, list[tuple[int, ...]]] = {
     "mistakes": [()],
     "all_reduce_dot": [(41, 1_003)],
     "tensor_parallel": [(100,)],
+    "resident_arrays": [(1003,), (1,)],
     "digits": [()],
 }
 CASES = [(name, arguments) for name, several in SMALL.items() for arguments in several]
