@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import tempfile
+import threading
 
 import numpy as np
 from pytriton.decorators import sample
@@ -62,11 +63,19 @@ def main() -> None:
     config = TritonConfig(
         http_address=here, http_port=http, grpc_address=here, grpc_port=grpc, metrics_address=here, metrics_port=metrics
     )
-    with tempfile.TemporaryDirectory() as folder, Triton(config=config, workspace=f"{folder}/work") as triton:
+    with (
+        tempfile.TemporaryDirectory(prefix="triton-") as folder,
+        Triton(config=config, workspace=f"{folder}/work") as triton,
+    ):
         for name, (function, inputs, outputs) in MODELS.items():
             triton.bind(model_name=name, infer_func=function, inputs=inputs, outputs=outputs, config=PLAIN)
         triton.run()
-        end_with_parent(triton.stop)
+
+        def leave() -> None:
+            triton.stop()
+            threading.main_thread().join()  # which puts the folder away
+
+        end_with_parent(leave)
         announce(port=http)
         triton.serve()
 

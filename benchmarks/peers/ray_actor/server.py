@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 import threading
 from typing import Any
 
@@ -26,16 +28,23 @@ class Dots:
 
 
 def main() -> None:
+    folder = tempfile.mkdtemp(prefix="ray-")
     node: Any = ray.init(
         num_cpus=2,
         include_dashboard=False,
         object_store_memory=STORE_BYTES,
         log_to_driver=False,
         _node_ip_address=ADDRESS,
+        _temp_dir=folder,
     )
     actor = Dots.options(name="dots", namespace="benchmarks").remote()
     ray.get(actor.dot.remote(np.ones(4, np.float32), np.ones(4, np.float32)))
-    end_with_parent(ray.shutdown)
+
+    def leave() -> None:
+        ray.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+
+    end_with_parent(leave)
     announce(address=node.address_info["gcs_address"])
     threading.Event().wait()
 
