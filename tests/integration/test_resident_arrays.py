@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +19,7 @@ from hypothesis import strategies as st
 import shardserve as ss
 from shardserve import P
 from shardserve_proto.dtypes import DTYPES
+from tests.server.front.serving import eventually
 
 from .serving import launch
 
@@ -384,3 +387,15 @@ def test_the_async_client_shares_arrays_with_the_blocking_one(client: ss.Client)
             np.testing.assert_array_equal(await h[1:].numpy(), x[1:])
 
     asyncio.run(run())
+
+
+def test_after_the_engine_s_death_an_unpinned_handle_says_so_and_a_pinned_one_works() -> None:
+    with launch() as server, ss.Client(server.url) as client:
+        lost, pinned = client.put(np.arange(5.0)), client.put(np.arange(6.0), P("devices"), name="kept", pinned=True)
+        os.kill(server.engine_pid, signal.SIGKILL)
+        eventually(lambda: not server.is_ready(), within_s=5)
+        assert client.sum(pinned, keep=False) == 15.0, "the call waits for the new engine"
+        with pytest.raises(ss.Expired, match="lost when the engine died; put it again, or pin it"):
+            client.sum(lost)
+        assert client.get("kept").tolist() == list(range(6))
+        assert client.attach(pinned.id).spec == P("devices")
