@@ -108,7 +108,21 @@ def test_the_engine_gets_its_part_as_json() -> None:
         "memory_bytes": None,
         "compile_cache_entries": 256,
         "queue_depth": 7,
+        "arrays_file": None,
+        "arrays_root": None,
     }
+
+
+def test_the_table_of_arrays_needs_a_root_and_goes_to_the_engine_as_whole_paths() -> None:
+    with pytest.raises(BadSetting) as caught:
+        load_settings({"arrays_file": "arrays.toml"})
+    assert caught.value.name == "arrays_root"
+    settings = load_settings({"arrays_file": "arrays.toml", "arrays_root": "vectors"})
+    found = json.loads(settings.engine_json())
+    assert (Path(found["arrays_file"]), Path(found["arrays_root"])) == (
+        Path("arrays.toml").absolute(),
+        Path("vectors").absolute(),
+    )
 
 
 def test_the_table_lists_every_setting_with_a_meaning() -> None:

@@ -148,6 +148,7 @@ def _open(path: Path, entry: Declaration) -> Array:
             raise
         raise InvalidRequest(f"the file cannot be read ({type(error).__name__})") from None
     if not isinstance(array, np.ndarray):
+        array.close()
         raise InvalidRequest("the file is an archive of several arrays, not a .npy file")
     return array
 
