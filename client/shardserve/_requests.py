@@ -189,6 +189,8 @@ def encode_call(program: Program, leaves: Sequence[Leaf], setting: Setting) -> b
     keeps = setting.keeps or ()
     arguments, segments = arguments_of(leaves, kept=len(keeps))
     used = len(handles_of(leaves))
+    if len(segments) > LIMITS.segments:
+        raise ProgramError(f"the call has more than {LIMITS.segments - 1} arrays beside its ids; stack some of them")
     results = tuple(keep.model_copy(update={"array": used + row}) for row, keep in enumerate(keeps))
     fields = {
         "program": program,

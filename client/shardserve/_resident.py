@@ -5,7 +5,7 @@ A method here makes a generator of calls and questions, whose answers come back 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Generic, TypedDict, TypeVar, Unpack
 
 from shardserve_proto.dtypes import dtype_named
@@ -23,7 +23,7 @@ from ._options import Defaults
 from ._progress import ProgressCallback
 from ._releases import Releases
 from ._requests import Outgoing
-from ._transfers import check_ttl, cut_call, get_call, put_call, reshard_call
+from ._transfers import check_ttl, cut_call, get_calls, put_calls, reshard_call
 from ._tree import flatten, unflatten
 
 R = TypeVar("R")
@@ -69,8 +69,8 @@ class ResidentMethods(Generic[R]):
         """Put an array on the devices, where it stays for the calls to come.
 
         Arguments:
-            x: an array, or a tree of them (tuples, lists, dicts), which is put by one call. A resident array is copied
-                without leaving the devices.
+            x: an array, or a tree of them (tuples, lists, dicts), which is put by one call for each 255 arrays. A
+                resident array is copied without leaving the devices.
             spec: how it is split over the mesh, one for all or a tree prefix; None replicates, AUTO leaves the choice
                 to the server.
             mesh: default: that of the block or the client.
@@ -95,7 +95,7 @@ class ResidentMethods(Generic[R]):
         return self._drive(self._put_steps(x, spec, mesh, labels, options))
 
     def get(self, x: Any, out: Any = None, **options: Unpack[TransferOptions]) -> Any:
-        """Download arrays, all of them by one call, however large they are.
+        """Download arrays, up to 255 by one call, however large they are.
 
         Arguments:
             x: a `RemoteArray`, a part of one (`h[:10]`), a name, or a tree of them.
@@ -164,10 +164,18 @@ class ResidentMethods(Generic[R]):
         self._check_handles(outgoing.leaves)
         return (yield outgoing).value
 
+    def _values(self, calls: Sequence[Outgoing], rebuild: Callable[[Sequence[Any]], Any]) -> Steps:
+        for outgoing in calls:
+            self._check_handles(outgoing.leaves)
+        values = []
+        for outgoing in calls:
+            values.append((yield outgoing).value)
+        return rebuild(values)
+
     def _put_steps(self, x: Any, spec: Any, mesh: Any, labels: Mapping[str, Any], options: Any) -> Steps:
         (x,) = yield from self._settled((x,))
         defaults = self._current().updated(options)
-        return (yield from self._value(put_call(x, spec, mesh=mesh, labels=labels, defaults=defaults)))
+        return (yield from self._values(*put_calls(x, spec, labels, mesh=mesh, defaults=defaults)))
 
     def _settled(self, args: tuple[Any, ...]) -> Steps:
         """The arguments of a call, with the parts of arrays among them cut out."""
@@ -189,8 +197,7 @@ class ResidentMethods(Generic[R]):
                 )
         if not sources:
             return x
-        outgoing = get_call(sources, tree, out, self._current().updated(options))
-        return (yield from self._value(outgoing))
+        return (yield from self._values(*get_calls(sources, tree, out, self._current().updated(options))))
 
     def _attach_steps(self, name: str) -> Steps:
         info: ArrayInfo = yield _asks.info(name, self._defaults.timeout_s)

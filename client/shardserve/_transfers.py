@@ -4,25 +4,61 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from shardserve_proto.abstract import Aval
 from shardserve_proto.dtypes import name_of
-from shardserve_proto.errors import DTypeError, InvalidRequest, ProgramError, ShapeError
+from shardserve_proto.errors import DTypeError, InvalidRequest, ProgramError, ShapeError, ShardingError
+from shardserve_proto.limits import LIMITS
 from shardserve_proto.messages import Keep
 from shardserve_proto.programs import Program, Step, validate
+from shardserve_proto.specs import AUTO
 
 from ._array import RemoteArray, RemoteSlice
 from ._arrays import Array, Leaf, as_array, aval_of, describe
 from ._options import Defaults
-from ._requests import Outgoing, Setting, check_count, encode_call, remembered_header
-from ._specs import read_mesh, read_shardings
-from ._tree import Tree, flatten, unflatten
+from ._requests import Outgoing, Setting, encode_call, remembered_header
+from ._specs import is_spec, read_mesh, read_shardings
+from ._tree import LEAF, Prefix, Tree, flatten, unflatten
 
 Source = RemoteArray | RemoteSlice
 Rebuild = Callable[[Sequence[Any]], Any]
+#: Arrays of one call; one more segment has their ids.
+MOST = LIMITS.segments - 1
+_OUT_TREE = "out is an array for one array, or a tree of them like that of the arrays"
+
+
+def put_calls(x: Any, spec: Any, labels: Mapping[str, Any], **options: Any) -> tuple[list[Outgoing], Rebuild]:
+    """The calls of a put, and what puts their values together: one call, unless a tree has more arrays than one takes.
+
+    Arguments:
+        options: mesh and defaults, as `put_call` takes them.
+    """
+    given, tree = flatten(x)
+    if len(given) <= MOST:
+        return [put_call(x, spec, labels=labels, **options)], _only
+    specs = [spec] * len(given) if spec is AUTO else Prefix("spec", is_spec, ShardingError).broadcast(spec, tree)
+    names = _names(labels.get("name"), tree)
+    calls = []
+    for some in _batches(len(given)):
+        mine = {**labels, "name": None if labels.get("name") is None else list(names[some])}
+        calls.append(put_call(given[some], AUTO if spec is AUTO else specs[some], labels=mine, **options))
+    return calls, _chained(tree)
+
+
+def _batches(count: int) -> list[slice]:
+    return [slice(start, start + MOST) for start in range(0, count, MOST)]
+
+
+def _only(values: Sequence[Any]) -> Any:
+    return values[0]
+
+
+def _chained(tree: Tree) -> Rebuild:
+    return lambda several: unflatten(tree, chain.from_iterable(several))
 
 
 def put_call(x: Any, spec: Any, *, mesh: Any, labels: Mapping[str, Any], defaults: Defaults) -> Outgoing:
@@ -37,7 +73,6 @@ def put_call(x: Any, spec: Any, *, mesh: Any, labels: Mapping[str, Any], default
     if not given:
         raise ProgramError(f"there is no array in {x!r} to put")
     leaves = tuple(_array(leaf, path) for leaf, path in zip(given, tree.paths("x"), strict=True))
-    check_count(leaves)
     names = _names(labels.get("name"), tree)
     shardings = read_shardings(spec, tree, "spec")
     is_remote = all(isinstance(leaf, RemoteArray) for leaf in leaves)
@@ -113,19 +148,33 @@ def cut_call(part: RemoteSlice, defaults: Defaults) -> Outgoing:
     return replace(outgoing.keeping(1), title="slice")
 
 
+def get_calls(sources: Sequence[Source], tree: Tree, out: Any, defaults: Defaults) -> tuple[list[Outgoing], Rebuild]:
+    """The calls of a get, and what puts their values together."""
+    if len(sources) <= MOST:
+        return [get_call(sources, tree, out, defaults)], _only
+    outs, given = (None, tree) if out is None else flatten(out)
+    if given != tree:
+        raise InvalidRequest(_OUT_TREE)
+    calls = []
+    for some in _batches(len(sources)):
+        part = sources[some]
+        flat = Tree(list, (), (LEAF,) * len(part))
+        calls.append(get_call(part, flat, None if outs is None else outs[some], defaults))
+    return calls, _chained(tree)
+
+
 def get_call(sources: Sequence[Source], tree: Tree, out: Any, defaults: Defaults) -> Outgoing:
     """Values of arrays and parts of them.
 
     Arguments:
         out: None, or a tree of the caller's arrays like that of the sources.
     """
-    check_count(sources)
     rebuild = _tree_of(tree)
     if out is None:
         return _cut(sources, rebuild, defaults)
     arrays, given = flatten(out)
     if given != tree:
-        raise InvalidRequest("out is an array for one array, or a tree of them like that of the arrays")
+        raise InvalidRequest(_OUT_TREE)
     for index, (source, array) in enumerate(zip(sources, arrays, strict=True)):
         _check_target(source, array, "out" if tree.is_leaf else f"out, array {index},")
     targets = tuple(array if _is_plain(array) else None for array in arrays)

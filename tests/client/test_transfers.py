@@ -73,6 +73,22 @@ def test_a_tree_is_put_by_one_call(raw_server: Any) -> None:
     assert header_of(server.requests[0])["out_shardings"] == (("devices",), None, None)
 
 
+def test_a_large_tree_is_put_and_fetched_by_several_calls(raw_server: Any) -> None:
+    first, second = [(1,)] * 255, [(1,)] * 45
+    one = np.ones(1, np.float32)
+    server = raw_server(kept(*first), kept(*second), http(frame(*[one] * 255)), http(frame(*[2 * one] * 45)))
+    with ss.Client(server.url) as client:
+        names = {"layers": [f"layer{n}" for n in range(300)]}
+        tree = client.put({"layers": [one] * 300}, {"layers": [ss.P("x")] * 300}, name=names)
+        assert [leaf.name for leaf in tree["layers"]] == names["layers"]
+        out = {"layers": [np.zeros(1, np.float32) for _ in range(300)]}
+        assert client.get(tree, out=out)["layers"][299] is out["layers"][299]
+        assert (out["layers"][254][0], out["layers"][255][0]) == (1.0, 2.0)
+        with pytest.raises(ss.ProgramError, match="more than 255 arrays beside its ids"):
+            client.run(lambda xs: xs[0], [one] * 256, keep=True)
+    assert [len(header_of(request)["arguments"]) for request in server.requests[:4]] == [255, 45] * 2
+
+
 def test_labels_of_a_tree_are_a_tree(raw_server: Any, nobody: ss.Client) -> None:
     server = raw_server(kept((4, 3), (3,)))
     with ss.Client(server.url) as client:

@@ -76,7 +76,7 @@ def test_a_dtype_that_npy_lacks_is_refused_with_the_cast(client: ss.Client, tmp_
     h = client.astype(X, "bfloat16", keep=True)
     done = run(client, "get", h.id, "-o", tmp_path / "x.npy")
     assert done.exit_code == 2
-    assert "cast it first" in done.stderr
+    assert "cast it first" in " ".join(done.stderr.replace("│", " ").split())
     assert list(tmp_path.iterdir()) == []
 
 
@@ -116,4 +116,4 @@ def test_a_text_file_is_no_array(client: ss.Client, tmp_path: Path) -> None:
     path.write_text("hello")
     done = run(client, "put", path)
     assert done.exit_code == 2
-    assert "no array file" in done.stderr
+    assert "no array file" in " ".join(done.stderr.replace("│", " ").split())
