@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from shardserve_proto.errors import InvalidRequest
-from shardserve_proto.messages import HEX_ID, LABEL, ArrayInfo, MemoryInfo
+from shardserve_proto.messages import HEX_ID, LABEL, ArrayInfo
 
 from ._exchanges import Exchange
+from ._listing import Ledger
 from ._replies import read_error, read_json
 
 R = TypeVar("R")
@@ -85,5 +86,5 @@ def release(keys: Sequence[str], timeout_s: float | None) -> Ask[None]:
     return Ask("POST", f"{ARRAYS}/release", None, timeout_s, {"ids": list(keys)})
 
 
-def memory(timeout_s: float | None) -> Ask[MemoryInfo]:
-    return Ask("GET", "/v1/memory", MemoryInfo, timeout_s)
+def memory(timeout_s: float | None) -> Ask[Ledger]:
+    return Ask("GET", "/v1/memory", Ledger, timeout_s)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardserve_proto.messages import ArrayInfo
+from shardserve_proto.messages import ArrayInfo, Holder, MemoryInfo
 from shardserve_proto.specs import describe_mesh, spec_from_wire
 
 from ._repr import size
 
 HEADINGS = ("name", "id", "array", "spec", "mesh", "bytes", "on devices", "lease")
+HOLDER_HEADINGS = ("holder", "array", "on devices", "age")
 
 
 class ArrayList(list[ArrayInfo]):
@@ -21,6 +22,32 @@ class ArrayList(list[ArrayInfo]):
         return table(HEADINGS, [array_row(info) for info in self])
 
     __str__ = __repr__
+
+
+class Ledger(MemoryInfo):
+    """A server's ledger, which prints as a table."""
+
+    def __str__(self) -> str:
+        rows = [
+            (
+                "resident arrays",
+                size(self.resident_bytes),
+                f"{size(self.own_resident_bytes)} in {self.arrays} of yours",
+            ),
+            ("running calls", size(self.reserved_bytes), f"of {size(self.device_limit_bytes)} on the devices"),
+            ("shared buffers", size(self.transit_bytes), f"of {size(self.transit_limit_bytes)}"),
+            ("spare buffers", size(self.spare_bytes), ""),
+            ("pinned host copies", size(self.pinned_bytes), ""),
+        ]
+        return "\n".join(
+            [table(("what", "bytes", ""), rows), "", table(HOLDER_HEADINGS, list(map(holder_row, self.holders)))]
+        )
+
+
+def holder_row(holder: Holder) -> tuple[str, ...]:
+    """One holder in words, as HOLDER_HEADINGS say."""
+    whose = holder.what if holder.is_own else f"{holder.what} of another key"
+    return whose, holder.name or holder.id or "", size(holder.device_bytes), duration(holder.age_s)
 
 
 def array_row(info: ArrayInfo) -> tuple[str, ...]:

@@ -138,7 +138,7 @@ class ResidentMethods(Generic[R]):
         return self._drive(self._delete_steps(arrays))
 
     def memory(self) -> Any:
-        """The server's ledger: a `MemoryInfo` of what arrays, calls and transfers take, and the largest holders."""
+        """The server's ledger: a `MemoryInfo` of what arrays, calls and transfers take, which prints as a table."""
         return self._drive(_ask(_asks.memory(self._defaults.timeout_s)))
 
     # --- of a handle -------------------------------------------------------------------------------------------------

@@ -146,6 +146,8 @@ def _show_ledger(client: Any, interval_s: float) -> None:
 
 def ledger(memory: Any) -> Group:
     """The ledger as a picture: totals as bars, then the largest holders."""
+    from shardserve._listing import HOLDER_HEADINGS, holder_row
+
     used = memory.resident_bytes + memory.reserved_bytes
     totals = Table("", "", "", box=None, show_header=False)
     totals.add_row("devices", _bar(used, memory.device_limit_bytes), _of(used, memory.device_limit_bytes))
@@ -156,18 +158,10 @@ def ledger(memory: Any) -> Group:
     totals.add_row("shared buffers", _bar(transit, limit), _of(transit, limit))
     totals.add_row("  spare", "", _size(memory.spare_bytes))
     totals.add_row("pinned host copies", "", _size(memory.pinned_bytes))
-    holders = Table("holder", "array", "on devices", "age", box=None)
+    holders = Table(*HOLDER_HEADINGS, box=None)
     for holder in memory.holders:
-        holders.add_row(*_holder_row(holder))
+        holders.add_row(*map(Text, holder_row(holder)))
     return Group(totals, Text(), holders if memory.holders else Text("nothing is held"))
-
-
-def _holder_row(holder: Any) -> tuple[Text, ...]:
-    from shardserve._listing import duration
-
-    whose = holder.what if holder.is_own else f"{holder.what} of another key"
-    known = holder.name or holder.id or ""
-    return Text(whose), Text(known), Text(_size(holder.device_bytes)), Text(duration(holder.age_s))
 
 
 def _bar(part: int, whole: int, width: int = 20) -> Text:

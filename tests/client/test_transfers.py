@@ -12,7 +12,7 @@ import pytest
 
 import shardserve as ss
 from shardserve_proto.frames import decode_header
-from shardserve_proto.messages import ArrayInfo, MemoryInfo
+from shardserve_proto.messages import ArrayInfo, Holder, MemoryInfo
 
 from .handles import NOWHERE, answer, handle, header_of, ids_of, kept
 from .replies import frame, http, refusal
@@ -291,10 +291,14 @@ def test_delete_takes_handles_names_and_trees(raw_server: Any) -> None:
 def test_memory_is_the_ledger(raw_server: Any) -> None:
     ledger = MemoryInfo(
         device_limit_bytes=8, resident_bytes=1, reserved_bytes=2, own_resident_bytes=1, transit_bytes=3,
-        transit_limit_bytes=4, spare_bytes=5, pinned_bytes=6, arrays=1, holders=(),
+        transit_limit_bytes=4, spare_bytes=5, pinned_bytes=6, arrays=1,
+        holders=(Holder(what="array", device_bytes=2000, age_s=90.0, is_own=False),),
     )  # fmt: skip
     with ss.Client(raw_server(answer(ledger.model_dump(mode="json"))).url) as client:
-        assert client.memory() == ledger
+        found = client.memory()
+    assert found.model_dump() == ledger.model_dump()
+    assert "array of another key" in str(found)
+    assert "2.0 kB" in str(found)
 
 
 def test_the_async_client_awaits_the_same(raw_server: Any) -> None:
