@@ -178,8 +178,7 @@ def function_call(function: Any, args: tuple[Any, ...], options: Mapping[str, An
         defaults.timeout_s,
     )
     leaves += program.captured
-    key = (program, setting)  # a program is one object for all calls of the same form
-    header, _ = _headers.get(key, lambda: (_encode(program.program, leaves, setting), None))
+    header = program.headers.get(setting, lambda: _encode(program.program, leaves, setting))
     title = getattr(function, "__name__", type(function).__name__)
     return Outgoing(title, header, leaves, program.outputs, _rebuilder(program), setting.timeout_s)
 

@@ -13,6 +13,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from shardserve_proto.abstract import Aval, Scope, constant_aval
 from shardserve_proto.errors import ShardingError, ShardserveError, UntraceableFunction
 from shardserve_proto.programs import Constant, Param, Program, Step, validate
@@ -94,6 +96,7 @@ class Trace:
         self._lifted_by_value: dict[Value, Value] = {}
         self._records: list[_Record] = []
         self.mesh: WireMesh | None = None  # brought along by jax's NamedShardings
+        self.is_lasting = True
         self._is_open = True
 
     def add_input(self, aval: Aval) -> Value:
@@ -142,13 +145,16 @@ class Trace:
 
     def _capture_here(self, given: Any, what: str) -> Value:
         array = as_array(given, what=what)
+        if not isinstance(given, np.ndarray | np.generic | list | tuple):
+            self.is_lasting = False  # the next array that NumPy makes of it may be another
         if array.nbytes > CAPTURED_BYTES:
             raise UntraceableFunction(
                 f"{user_line()} captures an array of {array.nbytes} bytes; a function may capture up to "
                 f"{CAPTURED_BYTES}. Pass it as an argument, so that it is sent as data and can be placed",
                 details={"nbytes": array.nbytes, "limit_bytes": CAPTURED_BYTES},
             )
-        key = (array.dtype, array.tobytes()) if array.ndim == 0 else id(array)
+        # Equal NumPy scalars are one; of a 0-d array the value may still change.
+        key = (array.dtype, array.tobytes()) if isinstance(given, np.generic) else id(array)
         if key not in self._captured_by_key:
             self.captured.append(array)  # which also keeps its id from being given to another
             self._captured_by_key[key] = self.add_input(aval_of(array))

@@ -200,6 +200,12 @@ def test_a_small_array_that_the_function_captures_is_sent_along() -> None:
     np.testing.assert_array_equal(run(lambda x: x + weights + weights, np.ones(4, np.float32)), 1 + 2 * weights)
 
 
+def test_equal_arrays_of_rank_0_stay_two_for_each_may_change() -> None:
+    p, q = np.array(2.0), np.array(2.0)
+    leaves, tree = flatten((np.ones(2),))
+    assert trace_function(lambda x: x * p + q + p, tree, leaves).program.inputs == 3
+
+
 def test_equal_numpy_scalars_are_captured_once() -> None:
     leaves, tree = flatten((np.ones(2),))
     program = trace_function(lambda x: x * np.float32(2) + np.float32(2) + np.float64(2), tree, leaves)
@@ -216,16 +222,13 @@ def test_bfloat16_arrays_are_traced_with_their_dtype() -> None:
 
 
 def test_a_function_runs_once_for_each_form_of_its_arguments() -> None:
-    runs = []
-
-    def function(x: Any) -> Any:
-        runs.append(x.shape)
-        return x * 2
-
+    function = lambda x: x * 2  # noqa: E731
+    programs = []
     for x in (np.ones(2), np.zeros(2), np.ones(3), np.ones(2, np.float32), np.ones(2)):
         leaves, tree = flatten((x,))
-        traced(function, tree, leaves)
-    assert runs == [(2,), (3,), (2,)]
+        programs.append(traced(function, tree, leaves))
+    assert programs[0] is programs[1] is programs[4]
+    assert len(set(programs)) == 3
 
 
 def test_a_function_is_traced_anew_when_what_it_refers_to_is_another_object() -> None:
