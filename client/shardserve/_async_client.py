@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 class AsyncClient(BaseClient[Coroutine[Any, Any, Any]]):
     """A server's mesh, from asyncio. Arguments and methods are those of `Client`; arrays must not change until the
-    await ends.
+    await ends. Each event loop has connections of its own, so that one client serves `asyncio.run` after `asyncio.run`.
 
     Example:
         async with ss.AsyncClient() as client:
@@ -31,10 +31,10 @@ class AsyncClient(BaseClient[Coroutine[Any, Any, Any]]):
     """
 
     def _prepare(self, address: Address, defaults: Defaults) -> None:
-        from ._transport import AsyncTransport  # httpx takes most of the time of an import
+        from ._connections import AsyncConnections  # httpx takes most of the time of an import
 
         super()._prepare(address, defaults)
-        self._transport = AsyncTransport(address)
+        self._connections = AsyncConnections(address)
 
     async def run(self, function: Callable[..., Any], *args: Any, **options: Unpack[RunOptions]) -> Any:
         """Run a function on the mesh; see `Client.run`."""
@@ -59,7 +59,7 @@ class AsyncClient(BaseClient[Coroutine[Any, Any, Any]]):
     async def close(self) -> None:
         """Close the connections. A copy made by `with_options` leaves them open."""
         if self._owns_connections:
-            await self._transport.close()
+            await self._connections.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -78,8 +78,9 @@ class AsyncClient(BaseClient[Coroutine[Any, Any, Any]]):
     async def _send(self, exchange: Exchange[T]) -> T:
         patience = Patience(exchange.timeout_s)
         while True:
+            transport = await self._connections.here()
             try:
-                return await self._transport.send(exchange, patience)
+                return await transport.send(exchange, patience)
             except ShardserveError as error:
                 pause = patience.pause_after(error)
             await asyncio.sleep(pause)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Self, TypeVar, Unpack
 
@@ -22,7 +21,7 @@ T = TypeVar("T")
 
 
 class Client(BaseClient[Any]):
-    """A server's mesh, from Python: NumPy in, NumPy out. Threads may share a client.
+    """A server's mesh, from Python: NumPy in, NumPy out. Threads may share a client, and so may forked processes.
 
     Arguments:
         url: of the server; default: SHARDSERVE_URL, else http://127.0.0.1:8000.
@@ -36,12 +35,10 @@ class Client(BaseClient[Any]):
     """
 
     def _prepare(self, address: Address, defaults: Defaults) -> None:
-        from ._transport import Transport  # httpx takes most of the time of an import
+        from ._connections import Connections  # httpx takes most of the time of an import
 
         super()._prepare(address, defaults)
-        self._transport = Transport(address)
-        # With the transport, not with the client: copies share it.
-        weakref.finalize(self._transport, self._transport._http.close)
+        self._connections = Connections(address)
 
     def run(self, function: Callable[..., Any], *args: Any, **options: Unpack[RunOptions]) -> Any:
         """Run a function on the mesh.
@@ -94,7 +91,7 @@ class Client(BaseClient[Any]):
     def close(self) -> None:
         """Close the connections. A copy made by `with_options` leaves them open."""
         if self._owns_connections:
-            self._transport.close()
+            self._connections.close()
 
     def __enter__(self) -> Self:
         return self
@@ -113,8 +110,9 @@ class Client(BaseClient[Any]):
     def _send(self, exchange: Exchange[T]) -> T:
         patience = Patience(exchange.timeout_s)
         while True:
+            transport = self._connections.here()
             try:
-                return self._transport.send(exchange, patience)
+                return transport.send(exchange, patience)
             except ShardserveError as error:
                 pause = patience.pause_after(error)
             time.sleep(pause)
