@@ -76,11 +76,13 @@ class AsyncClient(BaseClient[Coroutine[Any, Any, Any]]):
         return self._answered(outgoing, exchange, await self._send(exchange), started)
 
     async def _send(self, exchange: Exchange[T]) -> T:
-        patience = Patience(exchange.timeout_s)
+        patience = Patience(exchange.timeout_s, has_answered=self._connections.has_answered)
         while True:
             transport = await self._connections.here()
             try:
-                return await transport.send(exchange, patience)
+                answer = await transport.send(exchange, patience)
+                self._connections.has_answered = True
+                return answer
             except ShardserveError as error:
                 pause = patience.pause_after(error)
             await asyncio.sleep(pause)

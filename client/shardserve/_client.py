@@ -108,11 +108,13 @@ class Client(BaseClient[Any]):
         return self._answered(outgoing, exchange, self._send(exchange), started)
 
     def _send(self, exchange: Exchange[T]) -> T:
-        patience = Patience(exchange.timeout_s)
+        patience = Patience(exchange.timeout_s, has_answered=self._connections.has_answered)
         while True:
             transport = self._connections.here()
             try:
-                return transport.send(exchange, patience)
+                answer = transport.send(exchange, patience)
+                self._connections.has_answered = True
+                return answer
             except ShardserveError as error:
                 pause = patience.pause_after(error)
             time.sleep(pause)

@@ -17,12 +17,17 @@ from ._transport import AsyncTransport, Transport
 
 
 class Connections:
-    """The transports of a `Client` and its copies, by process."""
+    """The transports of a `Client` and its copies, by process.
+
+    Attributes:
+        has_answered: whether a server has answered at this address.
+    """
 
     def __init__(self, address: Address) -> None:
         self._address = address
         self._of_process: dict[int, Transport] = {}
         self._is_closed = False
+        self.has_answered = False
 
     def here(self) -> Transport:
         """The transport of this process.
@@ -56,7 +61,11 @@ def _close_in(process: int, close: Callable[[], None]) -> None:
 
 
 class AsyncConnections:
-    """The transports of an `AsyncClient` and its copies, by event loop; each is closed when its loop ends."""
+    """The transports of an `AsyncClient` and its copies, by event loop; each is closed when its loop ends.
+
+    Attributes:
+        has_answered: whether a server has answered at this address.
+    """
 
     def __init__(self, address: Address) -> None:
         self._address = address
@@ -64,6 +73,7 @@ class AsyncConnections:
             tuple[int, asyncio.AbstractEventLoop], tuple[AsyncTransport, AsyncGenerator[None, None]]
         ] = {}
         self._is_closed = False
+        self.has_answered = False
 
     async def here(self) -> AsyncTransport:
         """The transport of the running event loop.

@@ -157,6 +157,39 @@ def test_a_server_that_comes_up_meanwhile_is_reached() -> None:
     thread.join(10)
 
 
+def test_a_server_that_is_started_again_is_waited_for_and_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(_patience, "QUIET_START_S", 0.5)
+    answer = http(b"[]", kind="application/json")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        gone = threading.Event()
+
+        def serve(listener: socket.socket) -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(answer)
+
+        def serve_twice() -> None:
+            serve(listener)
+            listener.close()
+            gone.set()
+            time.sleep(1.3)  # longer than three quick tries
+            with socket.create_server(("127.0.0.1", port)) as again:
+                serve(again)
+
+        thread = threading.Thread(target=serve_twice)
+        thread.start()
+        with ss.Client(f"http://127.0.0.1:{port}") as client:
+            assert client.devices() == []
+            gone.wait(10)
+            assert client.devices() == []
+        thread.join(10)
+    assert "shardserve: waiting for the server (no server answers" in capsys.readouterr().err
+
+
 def test_a_long_start_of_the_engine_is_told_once(
     raw_server: Start, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -192,9 +225,11 @@ def test_the_async_client_asks_again_in_the_same_way(raw_server: Start) -> None:
 def test_a_closed_client_says_so(raw_server: Start) -> None:
     server = raw_server(GOOD)
     client = ss.Client(server.url)
+    client.identity(X)
     client.close()
     with pytest.raises(ss.ConnectFailed, match="the client is closed"):
         client.identity(X)
+    assert len(server.requests) == 1
 
 
 def test_closing_a_copy_leaves_the_connections_open(raw_server: Start) -> None:
