@@ -16,7 +16,7 @@ from shardserve_proto.programs import Param, Program, validate
 from shardserve_proto.signatures import BUILTIN
 from shardserve_proto.specs import AUTO, WireMesh, WireSpec
 
-from ._arrays import Leaf, arguments_of, as_leaf, aval_of, buffers_of, describe
+from ._arrays import Leaf, arguments_of, as_leaf, aval_of, buffers_of, check_body, describe
 from ._config import HEADERS_KEPT
 from ._functions import TracedFunction, traced
 from ._kernel_axes import kernel_mapping, without_labels
@@ -134,6 +134,7 @@ def _kernel_header(kernel: str, params: dict[str, Param], leaves: Sequence[Leaf]
 
 def _encode(program: Program, leaves: Sequence[Leaf], setting: _Setting) -> bytes:
     arguments, segments = arguments_of(leaves)
+    check_body(sum(segment.nbytes for segment in segments))
     fields = {
         "program": program,
         "arguments": arguments,

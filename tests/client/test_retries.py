@@ -14,6 +14,7 @@ import pytest
 
 import shardserve as ss
 from shardserve import _patience
+from shardserve._config import EXPECT_WAIT_S
 from shardserve._patience import Patience
 
 from .conftest import RawServer
@@ -125,6 +126,18 @@ def test_a_server_that_reads_nothing_ends_in_a_timeout() -> None:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         with ss.Client(url, timeout=0.5) as client, pytest.raises(ss.TimedOut):
             client.identity(np.zeros(64 * 2**20, np.uint8))
+
+
+def test_a_short_timeout_holds_for_the_server_s_word_before_a_large_body_too() -> None:
+    async def use(url: str) -> None:
+        async with ss.AsyncClient(url, timeout=0.2) as client:
+            with pytest.raises(ss.TimedOut):
+                await client.identity(np.zeros(2 * 2**20, np.uint8))
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:  # which says nothing
+        started = time.monotonic()
+        asyncio.run(use(f"http://127.0.0.1:{listener.getsockname()[1]}"))
+        assert time.monotonic() - started < EXPECT_WAIT_S
 
 
 def test_nobody_at_the_address_is_told_after_a_few_quick_tries() -> None:
