@@ -34,6 +34,10 @@ def item_assignment(x: Any) -> Any:
     return x
 
 
+def deletion(x: Any) -> Any:
+    del x[0]
+
+
 def indexing(x: Any) -> Any:
     return x[0]
 
@@ -69,6 +73,16 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str, str]] = {
     "reflected operator": (lambda x: 2 % x, "2 % x", "dir(shardserve)"),
     "invert": (lambda x: ~x, "~x", "dir(shardserve)"),
     "large capture": (lambda x: x + LARGE, "x + LARGE", "as an argument"),
+    "method keyword": (lambda x: x.reshape((3, 1), order="F"), 'order="F"', "plain form"),
+    "where of a method": (lambda x: x.sum(where=[True]), "where=[True]", "plain form"),
+    "initial": (lambda x: x.max(initial=0), "initial=0", "plain form"),
+    "too many arguments": (lambda x: x.mean(0, None, None), "x.mean(0, None, None)", "plain form"),
+    "reduce": (lambda x: np.add.reduce(x, 0, None, None, False, 5), "np.add.reduce", "plain form"),
+    "format": (lambda x: f"{x:.2f}", "{x:.2f}", "return the array"),
+    "round": (lambda x: round(x), "round(x)", "return the array"),
+    "np.round": (lambda x: np.round(x, 2), "np.round(x, 2)", "dir(shardserve)"),
+    "pow of three": (lambda x: pow(x, 2, 3), "pow(x, 2, 3)", "x ** y"),
+    "deletion": (deletion, "del x[0]", "result of a function"),
     "einsum lists": (lambda x: np.einsum(x, [0], [0]), "np.einsum(x, [0], [0])", "subscripts"),
 }
 
