@@ -28,6 +28,7 @@ _ABSENT = {
     "device": "the server chooses its devices",
     "keep": "results come back as NumPy arrays",
     "out": "the result is a new array",
+    "spmd_axis_name": "ss.xmap splits named axes over mesh axes, by axis_resources",
 }
 
 

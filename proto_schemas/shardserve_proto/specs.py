@@ -137,20 +137,21 @@ def describe_mesh(mesh: MeshShape) -> str:
     return ", ".join(f"{axis}={size}" for axis, size in mesh)
 
 
-def check_spec(spec: P, *, ndim: int, mesh: MeshShape, what: str) -> None:
+def check_spec(spec: P, *, ndim: int, mesh: MeshShape | None, what: str) -> None:
     """Hold a spec against an array's rank and a mesh.
 
     Arguments:
+        mesh: None where it is not known yet.
         what: the array in words, for the message ("argument 0", "output 1").
 
     Raises:
         ShardingError: an axis that the mesh does not have, an axis used twice, or more entries than dimensions.
     """
-    sizes = dict(mesh)
+    sizes = dict(mesh or ())
     seen: set[str] = set()
     for dimension in range(len(spec)):
         for axis in spec.axes_of(dimension):
-            if axis not in sizes:
+            if mesh is not None and axis not in sizes:
                 raise ShardingError(
                     f"{what}: axis {axis!r} of {spec} is not on the mesh ({describe_mesh(mesh)}){nearest(axis, sizes)}"
                 )

@@ -147,7 +147,7 @@ def test_a_program_of_too_many_steps_is_refused_by_name() -> None:
             x = x + 1
         return x
 
-    with pytest.raises(ss.InvalidRequest, match="steps"):
+    with pytest.raises(ss.ProgramError, match="more than 1024 steps"):
         function_call(long, (M,), {}, Defaults())
 
 

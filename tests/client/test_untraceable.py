@@ -16,6 +16,7 @@ from shardserve._config import CAPTURED_BYTES
 
 from .interpreter import run
 
+ADD: Any = np.add
 LARGE = np.zeros(CAPTURED_BYTES + 1, np.uint8)
 
 
@@ -77,7 +78,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str, str]] = {
     "where of a method": (lambda x: x.sum(where=[True]), "where=[True]", "plain form"),
     "initial": (lambda x: x.max(initial=0), "initial=0", "plain form"),
     "too many arguments": (lambda x: x.mean(0, None, None), "x.mean(0, None, None)", "plain form"),
-    "reduce": (lambda x: np.add.reduce(x, 0, None, None, False, 5), "np.add.reduce", "plain form"),
+    "reduce": (lambda x: ADD.reduce(x, 0, None, None, False, 5), "ADD.reduce", "plain form"),
     "format": (lambda x: f"{x:.2f}", "{x:.2f}", "return the array"),
     "round": (lambda x: round(x), "round(x)", "return the array"),
     "np.round": (lambda x: np.round(x, 2), "np.round(x, 2)", "dir(shardserve)"),
@@ -187,3 +188,24 @@ def test_the_kernels_own_errors_appear_in_the_client_with_kernel_and_line(
 def test_what_is_given_to_run_must_be_a_function() -> None:
     with pytest.raises(ss.ProgramError, match="takes a function"):
         run(np.ones(2))  # type: ignore[arg-type]
+
+
+def endless(x: Any) -> Any:
+    for _ in range(3000):
+        x = x + 1
+    return x
+
+
+@pytest.mark.parametrize("function", [endless, ss.vmap(endless)], ids=["plain", "nested"])
+def test_a_loop_of_too_many_steps_names_its_line_and_the_alternative(function: Any) -> None:
+    with pytest.raises(
+        ss.ProgramError, match=r"line \d+ of test_untraceable.py: `x = x \+ 1`: .*more than 1024 steps.*ss\.vmap"
+    ):
+        run(function, np.ones(2))
+
+
+def test_too_many_captured_arrays_and_results_are_refused_by_name() -> None:
+    with pytest.raises(ss.ProgramError, match=r"sum\(.*more than 256 inputs, captured arrays included; stack"):
+        run(lambda x: x + sum(x * np.ones(2) for _ in range(300)), np.ones(2))
+    with pytest.raises(ss.ProgramError, match=r"the function at line \d+ .* returns 300 arrays, at most 256 .*stack"):
+        run(lambda x: [x] * 300, np.ones(2))
