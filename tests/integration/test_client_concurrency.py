@@ -178,6 +178,8 @@ def test_a_local_server_ends_with_its_block() -> None:
         pid = server.pid
         assert pid is not None
         assert is_alive(pid)
+        assert server.start() is client
+        assert server.pid == pid, "a second start makes no second server"
     assert not is_alive(pid)
     assert server.pid is None
 
