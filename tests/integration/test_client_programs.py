@@ -137,3 +137,11 @@ def test_named_tuples_come_back_as_they_are(client: ss.Client) -> None:
     assert isinstance(found, pair)
     np.testing.assert_allclose(found.total, X.sum())
     assert found.largest == X.max()
+
+
+@pytest.mark.parametrize("source", ["float64", "float32", "float16"])
+def test_floats_outside_of_an_integer_s_range_become_the_nearest_and_nan_zero(client: ss.Client, source: str) -> None:
+    x = np.array([-1.0, 300.0, 2.7, np.nan, np.inf, -np.inf]).astype(source)
+    assert client.astype(x, "uint8").tolist() == [0, 255, 2, 0, 255, 0]
+    assert client.astype(x, "int8").tolist() == [-1, 127, 2, 0, 127, -128]
+    assert client.astype(x[-2:], "int64").tolist() == [2**63 - 1, -(2**63)]
