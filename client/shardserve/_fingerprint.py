@@ -115,15 +115,16 @@ def _root(module: object) -> str:
 def _is_open(module: object, home: str) -> bool:
     """Whether the globals and classes of a module are looked into: the user's own are, those of libraries are not."""
     root = _root(module)
-    return root == home or not _is_library(root)
+    return root not in _CLOSED and (root == home or not _is_installed(root))
+
+
+_CLOSED = sys.stdlib_module_names - {"__main__"} | {"shardserve", "numpy"}
 
 
 @functools.lru_cache(maxsize=1024)
-def _is_library(root: str) -> bool:
-    if root in sys.stdlib_module_names:
-        return root != "__main__"
+def _is_installed(root: str) -> bool:
     file = getattr(sys.modules.get(root), "__file__", None) or ""
-    return root in ("shardserve", "numpy") or "site-packages" in file or "dist-packages" in file
+    return "site-packages" in file or "dist-packages" in file
 
 
 # --- the parts of an object, as far as its identity does not tell them; variable numbers of parts tell their number --

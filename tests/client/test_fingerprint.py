@@ -322,6 +322,9 @@ STEADY: dict[str, Callable[[], Callable[[Any], Any]]] = {
     "a dict": lambda: (lambda cfg: lambda x: x * cfg["s"])({"s": 2.0, "nan": float("nan"), "w": np.ones(3)}),
     "an instance": Layer,
     "a cycle": lambda: times_the_length_of(CYCLE),
+    "a function of ours": lambda: ss.sum,
+    "a transform of ours": lambda: ss.vmap(ss.sum),
+    "a function of numpy": lambda: np.sum,
     "a transform": lambda: ss.vmap(lambda x: x * scale),
     "a list of the code": lambda: lambda x: x * [1.0, 2.0, 3.0, 4.0],
 }
