@@ -73,10 +73,10 @@ class AsyncClient(BaseClient[Coroutine[Any, Any, Any]]):
     async def _send_call(self, outgoing: Outgoing) -> Call:
         started = time.monotonic()
         exchange = CallExchange(outgoing)
-        return self._answered(outgoing, exchange, await self._send(exchange), started)
+        return self._answered(outgoing, exchange, await self._send(exchange, started), started)
 
-    async def _send(self, exchange: Exchange[T]) -> T:
-        patience = Patience(exchange.timeout_s, has_answered=self._connections.has_answered)
+    async def _send(self, exchange: Exchange[T], started: float | None = None) -> T:
+        patience = Patience(exchange.timeout_s, started=started, has_answered=self._connections.has_answered)
         while True:
             transport = await self._connections.here()
             try:

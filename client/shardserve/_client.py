@@ -105,10 +105,10 @@ class Client(BaseClient[Any]):
     def _send_call(self, outgoing: Outgoing) -> Call:
         started = time.monotonic()
         exchange = CallExchange(outgoing)
-        return self._answered(outgoing, exchange, self._send(exchange), started)
+        return self._answered(outgoing, exchange, self._send(exchange, started), started)
 
-    def _send(self, exchange: Exchange[T]) -> T:
-        patience = Patience(exchange.timeout_s, has_answered=self._connections.has_answered)
+    def _send(self, exchange: Exchange[T], started: float | None = None) -> T:
+        patience = Patience(exchange.timeout_s, started=started, has_answered=self._connections.has_answered)
         while True:
             transport = self._connections.here()
             try:

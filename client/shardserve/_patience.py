@@ -32,13 +32,14 @@ class Patience:
 
     Arguments:
         timeout_s: the call's own limit; None leaves those of `_config.py`.
+        started: on the monotonic clock; None is now.
         has_answered: whether the address is known to be right, so that nobody there means a restart.
     """
 
-    def __init__(self, timeout_s: float | None, *, has_answered: bool = False) -> None:
+    def __init__(self, timeout_s: float | None, *, started: float | None = None, has_answered: bool = False) -> None:
         self._timeout_s = timeout_s
         self._has_answered = has_answered
-        self._started = time.monotonic()
+        self._started = time.monotonic() if started is None else started
         self._failed_connects = 0
         self._has_told = False
 

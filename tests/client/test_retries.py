@@ -14,8 +14,11 @@ import pytest
 
 import shardserve as ss
 from shardserve import _patience
+from shardserve._arrays import buffers_of
 from shardserve._config import EXPECT_WAIT_S
 from shardserve._patience import Patience
+from shardserve._requests import Outgoing
+from shardserve_proto.frames import encode_frame
 
 from .conftest import RawServer
 from .replies import frame, http, refusal
@@ -126,6 +129,18 @@ def test_a_server_that_reads_nothing_ends_in_a_timeout() -> None:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         with ss.Client(url, timeout=0.5) as client, pytest.raises(ss.TimedOut):
             client.identity(np.zeros(64 * 2**20, np.uint8))
+
+
+def test_the_time_to_gather_an_array_s_bytes_counts(raw_server: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slowly(outgoing: Outgoing) -> list[Any]:
+        time.sleep(0.3)
+        return encode_frame(outgoing.header, buffers_of(outgoing.leaves))
+
+    monkeypatch.setattr(Outgoing, "frame", slowly)
+    server = raw_server(GOOD)
+    with ss.Client(server.url) as client, pytest.raises(ss.TimedOut):
+        client.identity(X, timeout=0.2)
+    assert server.requests == []
 
 
 def test_a_short_timeout_holds_for_the_server_s_word_before_a_large_body_too() -> None:
