@@ -20,6 +20,7 @@ from .mesh import sharding
 from .named_axes import Runner
 from .placement import Placed
 from .plan import Plan
+from .products import check_products
 from .transfer import carrier
 
 Sharding = NamedSharding | SingleDeviceSharding
@@ -77,11 +78,12 @@ def build(plan: Plan, registry: Registry, mesh: Mesh | None, device: jax.Device,
 
     Raises:
         CompileFailed: XLA refused the program.
-        TooLarge: the compiled program needs more memory than all devices have.
+        TooLarge: the program, or a product in it, needs more memory than all devices have.
     """
     shardings_in = tuple(_sharding(placed, mesh, device) for placed in plan.arguments)
     shardings_out = tuple(None if p.spec is None else _sharding(p, mesh, device) for p in plan.outputs)
     lowered = _lower(plan, registry, mesh, shardings_in, shardings_out)
+    check_products(lowered.as_text(), memory_bytes)
     try:
         compiled = _compile(lowered)
     except ValueError:
