@@ -10,7 +10,7 @@ import numpy as np
 
 from shardserve_proto.abstract import Aval, constant_aval
 from shardserve_proto.dtypes import DTYPES, is_supported, name_of, to_wire_order
-from shardserve_proto.errors import ShardserveError, UnsupportedArray
+from shardserve_proto.errors import ShardserveError, TooLarge, UnsupportedArray
 from shardserve_proto.limits import LIMITS
 from shardserve_proto.messages import ID_BYTES, Argument, ArrayArgument, Segment, SegmentArgument
 from shardserve_proto.programs import Constant, Scalar
@@ -129,6 +129,19 @@ def arguments_of(leaves: Sequence[Leaf], *, kept: int = 0) -> tuple[tuple[Argume
         else:
             arguments.append(Constant.of(leaf))
     return tuple(arguments), tuple(segments)
+
+
+def check_body(nbytes: int) -> None:
+    """Refuse what no server takes, before an array that is no contiguous memory is copied for it.
+
+    Raises:
+        TooLarge: the arrays of a call are larger than a frame can be.
+    """
+    if nbytes > LIMITS.body_bytes:
+        raise TooLarge(
+            f"the arrays of the call take {nbytes} bytes, at most {LIMITS.body_bytes} are allowed; send them in parts",
+            details={"nbytes": nbytes, "limit_bytes": LIMITS.body_bytes},
+        )
 
 
 def buffers_of(leaves: Sequence[Leaf]) -> list[memoryview]:

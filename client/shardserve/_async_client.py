@@ -16,6 +16,7 @@ from ._asks import release
 from ._base import BaseClient
 from ._calls import Call, Device
 from ._config import Address
+from ._connections import AsyncConnections
 from ._exchanges import CallExchange, Exchange
 from ._options import CallOptions, Defaults, RunOptions
 from ._patience import Patience
@@ -27,7 +28,7 @@ T = TypeVar("T")
 
 class AsyncClient(BaseClient[Coroutine[Any, Any, Any]]):
     """A server's mesh, from asyncio. Arguments and methods are those of `Client`; arrays must not change until the
-    await ends.
+    await ends. Each event loop has connections of its own, so that one client serves `asyncio.run` after `asyncio.run`.
 
     Example:
         async with ss.AsyncClient() as client:
@@ -37,10 +38,8 @@ class AsyncClient(BaseClient[Coroutine[Any, Any, Any]]):
     _is_blocking = False
 
     def _prepare(self, address: Address, defaults: Defaults) -> None:
-        from ._transport import AsyncTransport  # httpx takes most of the time of an import
-
         super()._prepare(address, defaults)
-        self._transport = AsyncTransport(address)
+        self._connections = AsyncConnections(address)
 
     async def run(self, function: Callable[..., Any], *args: Any, **options: Unpack[RunOptions]) -> Any:
         """Run a function on the mesh; see `Client.run`."""
@@ -67,7 +66,7 @@ class AsyncClient(BaseClient[Coroutine[Any, Any, Any]]):
         """Close the connections. A copy made by `with_options` leaves them open."""
         if self._owns_connections:
             await asyncio.to_thread(self._releases.close)
-            await self._transport.close()
+            await self._connections.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -98,13 +97,13 @@ class AsyncClient(BaseClient[Coroutine[Any, Any, Any]]):
         await self._release(self._releases.due())
         exchange = CallExchange(outgoing)
         try:
-            answer = await self._send(exchange)
+            answer = await self._send(exchange, started)
         except OutOfMemory:
             dropped = self._releases.take()
             if not dropped:
                 raise
             await self._release(dropped)  # perhaps this is the room that was missing
-            answer = await self._send(exchange)
+            answer = await self._send(exchange, started)
         return self._answered(outgoing, exchange, answer, started)
 
     async def _release(self, dropped: Sequence[str]) -> None:
@@ -112,11 +111,14 @@ class AsyncClient(BaseClient[Coroutine[Any, Any, Any]]):
             with suppress(ShardserveError):  # their leases end
                 await self._send(release(dropped, self._defaults.timeout_s))
 
-    async def _send(self, exchange: Exchange[T]) -> T:
-        patience = Patience(exchange.timeout_s)
+    async def _send(self, exchange: Exchange[T], started: float | None = None) -> T:
+        patience = Patience(exchange.timeout_s, started=started, has_answered=self._connections.has_answered)
         while True:
+            transport = await self._connections.here()
             try:
-                return await self._transport.send(exchange, patience)
+                answer = await transport.send(exchange, patience)
+                self._connections.has_answered = True
+                return answer
             except ShardserveError as error:
                 pause = patience.pause_after(error)
             await asyncio.sleep(pause)

@@ -82,7 +82,9 @@ class BaseClient(KernelMethods[R], ResidentMethods[R]):
         return other
 
     def mesh(self, mesh: str | Mapping[str, int] | Sequence[tuple[str, int]]) -> AbstractContextManager[None]:
-        """A block in which every call of this client uses this mesh.
+        """A block in which every call of this client uses this mesh: those of the thread or task that entered it.
+
+        Tasks started inside are in the block; other threads are not: give them `with_options(mesh=...)`.
 
         Arguments:
             mesh: the name of one of the server's meshes, or axes and sizes, one of which may be -1.
@@ -98,6 +100,8 @@ class BaseClient(KernelMethods[R], ResidentMethods[R]):
 
     def record(self) -> AbstractContextManager[Log]:
         """A block whose calls of this client are kept in a log, which prints well.
+
+        As with `mesh`, the calls of other threads are not in it, wherever they were started.
 
         Example:
             with client.record() as log:

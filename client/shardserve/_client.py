@@ -13,9 +13,9 @@ from shardserve_proto.messages import DeviceInfo, KernelInfo, ServerInfo
 from ._array import RemoteSlice
 from ._asks import release
 from ._base import BaseClient
-from ._blocking import blocking_transport
 from ._calls import Call, Device
 from ._config import Address
+from ._connections import Connections
 from ._exchanges import CallExchange, Exchange
 from ._options import CallOptions, Defaults, RunOptions
 from ._patience import Patience
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Client(BaseClient[Any]):
-    """A server's mesh, from Python: NumPy in, NumPy out. Threads may share a client.
+    """A server's mesh, from Python: NumPy in, NumPy out. Threads may share a client, and so may forked processes.
 
     Arguments:
         url: of the server; default: SHARDSERVE_URL, else http://127.0.0.1:8000.
@@ -41,12 +41,11 @@ class Client(BaseClient[Any]):
     """
 
     def _prepare(self, address: Address, defaults: Defaults) -> None:
-        self._transport = blocking_transport(address)
+        self._connections = Connections(address)
         super()._prepare(address, defaults)
 
     def _connector(self) -> Callable[[], Any]:
-        transport = self._transport
-        return lambda: transport
+        return self._connections.here
 
     def run(self, function: Callable[..., Any], *args: Any, **options: Unpack[RunOptions]) -> Any:
         """Run a function on the mesh.
@@ -101,7 +100,7 @@ class Client(BaseClient[Any]):
         """Close the connections. A copy made by `with_options` leaves them open."""
         if self._owns_connections:
             self._releases.close()
-            self._transport.close()
+            self._connections.close()
 
     def __enter__(self) -> Self:
         return self
@@ -132,13 +131,13 @@ class Client(BaseClient[Any]):
         self._release(self._releases.due())
         exchange = CallExchange(outgoing)
         try:
-            answer = self._send(exchange)
+            answer = self._send(exchange, started)
         except OutOfMemory:
             dropped = self._releases.take()
             if not dropped:
                 raise
             self._release(dropped)  # perhaps this is the room that was missing
-            answer = self._send(exchange)
+            answer = self._send(exchange, started)
         return self._answered(outgoing, exchange, answer, started)
 
     def _release(self, dropped: Sequence[str]) -> None:
@@ -146,11 +145,14 @@ class Client(BaseClient[Any]):
             with suppress(ShardserveError):  # their leases end
                 self._send(release(dropped, self._defaults.timeout_s))
 
-    def _send(self, exchange: Exchange[T]) -> T:
-        patience = Patience(exchange.timeout_s)
+    def _send(self, exchange: Exchange[T], started: float | None = None) -> T:
+        patience = Patience(exchange.timeout_s, started=started, has_answered=self._connections.has_answered)
         while True:
+            transport = self._connections.here()
             try:
-                return self._transport.send(exchange, patience)
+                answer: T = transport.send(exchange, patience)
+                self._connections.has_answered = True
+                return answer
             except ShardserveError as error:
                 pause = patience.pause_after(error)
             time.sleep(pause)

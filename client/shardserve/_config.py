@@ -53,6 +53,7 @@ JSON_REPLY_BYTES = 4 * 1024 * 1024
 CAPTURED_BYTES = 64 * 1024
 TRACES_KEPT = 256
 HEADERS_KEPT = 512
+HEADERS_OF_A_TRACE = 16
 
 SERVER_START_S = 120.0
 SERVER_STOP_S = 15.0
@@ -89,6 +90,9 @@ def resolve_address(url: str | None, api_key: str | None, *, allow_insecure: boo
 
 def check_address(url: str, api_key: str | None, *, allow_insecure: bool) -> Address:
     """The address, checked; nothing is read from the environment."""
+    if not isinstance(url, str) or not isinstance(api_key, str | None):
+        wrong, value = ("an API key", api_key) if isinstance(url, str) else ("a server's address", url)
+        raise InvalidRequest(f"{wrong} is a text, not a {type(value).__name__}")
     scheme, host = _scheme_and_host(url)
     address = Address(url.rstrip("/"), api_key, _is_loopback(host))
     if api_key is not None and not (api_key.isascii() and api_key.isprintable() and " " not in api_key):

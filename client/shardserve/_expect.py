@@ -8,6 +8,7 @@ to read. So a large body that nobody wants is not sent, and its error is not a b
 from __future__ import annotations
 
 import ssl
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -46,14 +47,15 @@ class _AsyncStream(httpcore.AsyncNetworkStream):
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:
         if self._has_asked:
             self._has_asked = False
-            await self._wait()
+            await self._wait(EXPECT_WAIT_S if timeout is None else min(EXPECT_WAIT_S, timeout))
         await self._stream.write(buffer, timeout)
         self._has_asked = asks(buffer)
 
-    async def _wait(self) -> None:
+    async def _wait(self, wait_s: float) -> None:
+        until = time.monotonic() + wait_s
         try:
             while len(self._early) < _ENOUGH:
-                piece = await self._stream.read(_READ_BYTES, EXPECT_WAIT_S)
+                piece = await self._stream.read(_READ_BYTES, max(until - time.monotonic(), 0.001))
                 self._early += piece
                 if not piece:
                     break

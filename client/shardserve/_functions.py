@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from shardserve_proto.abstract import Aval, Scope
@@ -12,7 +12,7 @@ from shardserve_proto.programs import Mapping, Program
 from shardserve_proto.specs import AUTO, WireMesh, WireSpec
 
 from ._arrays import Array, Leaf, aval_of, describe
-from ._config import TRACES_KEPT
+from ._config import HEADERS_OF_A_TRACE, TRACES_KEPT
 from ._fingerprint import fingerprint
 from ._lru import Remembered
 from ._specs import Shardings, read_shardings
@@ -33,6 +33,8 @@ class TracedFunction:
         out_tree: what the results are put together to.
         in_specs, out_specs: of the wire; None leaves all to the server.
         mesh: brought along by jax's NamedShardings.
+        is_lasting: whether it holds as long as what the function refers to is the same.
+        headers: of the calls that were made with it.
     """
 
     program: Program
@@ -43,19 +45,23 @@ class TracedFunction:
     in_specs: tuple[WireSpec, ...] | None
     out_specs: tuple[WireSpec, ...] | None
     mesh: WireMesh | None
+    is_lasting: bool
+    headers: Remembered[bytes] = field(default_factory=lambda: Remembered(HEADERS_OF_A_TRACE))
 
 
-_traces: Remembered[TracedFunction] = Remembered(TRACES_KEPT)
+_traces: Remembered[TracedFunction] = Remembered(TRACES_KEPT, lambda found: found.is_lasting)
 
 
 def traced(function: Any, tree: Tree, leaves: Sequence[Leaf]) -> TracedFunction:
-    """The function's program for arguments of this form; the function runs only if it is new.
+    """The function's program for arguments of this form; the function runs only if it, or what it sees, is new.
 
     Raises:
         ShardserveError: it cannot be traced.
     """
-    key = (fingerprint(function), tree, describe(leaves))
-    return _traces.get(key, lambda: trace_function(function, tree, leaves))
+    seen = fingerprint(function)
+    if seen is None:
+        return trace_function(function, tree, leaves)
+    return _traces.get((seen, tree, describe(leaves)), lambda: trace_function(function, tree, leaves))
 
 
 def trace_function(function: Any, tree: Tree, leaves: Sequence[Leaf]) -> TracedFunction:
@@ -87,6 +93,7 @@ def trace_function(function: Any, tree: Tree, leaves: Sequence[Leaf]) -> TracedF
         _padded(into, len(trace.inputs)),
         out.specs,
         trace.mesh,
+        trace.is_lasting,
     )
 
 

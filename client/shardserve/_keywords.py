@@ -27,6 +27,7 @@ _ABSENT = {
     "backend": "the server chooses its devices",
     "device": "the server chooses its devices",
     "out": "the result is a new array",
+    "spmd_axis_name": "ss.xmap splits named axes over mesh axes, by axis_resources",
 }
 
 

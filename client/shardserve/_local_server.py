@@ -58,7 +58,10 @@ class LocalServer:
         return self._process.pid if self._process else None
 
     def start(self) -> Client:
-        """Start the server and wait until it takes calls."""
+        """Start the server and wait until it takes calls; one that runs already is left as it is."""
+        if self._client is not None and self._process is not None and self._process.poll() is None:
+            return self._client
+        self.stop()  # what is left of one that ended by itself
         _check_installed()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by stop
         self._process = subprocess.Popen(  # noqa: S603 - this interpreter, with arguments of the caller's own
@@ -81,8 +84,9 @@ class LocalServer:
         """End the server; it is given some seconds for running calls."""
         atexit.unregister(self.stop)
         process, self._process = self._process, None
-        if self._client is not None:
-            self._client.close()
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
         if process is not None:
             _end(process)
         if self._errors is not None:

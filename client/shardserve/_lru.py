@@ -15,10 +15,12 @@ class Remembered(Generic[T]):
 
     Arguments:
         entries: how many are kept.
+        keeps: whether a result may be used again.
     """
 
-    def __init__(self, entries: int) -> None:
+    def __init__(self, entries: int, keeps: Callable[[T], bool] = lambda _: True) -> None:
         self._entries = entries
+        self._keeps = keeps
         self._results: OrderedDict[Hashable, T] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -29,6 +31,8 @@ class Remembered(Generic[T]):
                 self._results.move_to_end(key)
                 return self._results[key]
         result = make()
+        if not self._keeps(result):
+            return result
         with self._lock:
             self._results[key] = result
             while len(self._results) > self._entries:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from shardserve_proto.errors import UntraceableFunction
+from shardserve_proto.errors import AxisError, UntraceableFunction
 from shardserve_proto.rules import BINARY, UNARY
 
 from ._location import user_line
-from ._traced import TracedArray, apply, refuse, squeezed, swapped
+from ._traced import TracedArray, apply, dimensions, in_plain_form, refuse, squared, squeezed, swapped
 
 #: ufunc -> kernel
 _UFUNCS: dict[np.ufunc, str] = {ufunc: name for name, ufunc in (UNARY | BINARY).items()}
@@ -35,7 +34,7 @@ def call_ufunc(ufunc: np.ufunc, method: str, inputs: Sequence[Any], keywords: Ma
     if method != "__call__":
         raise refuse(f"{name}.{method} is not supported", "see dir(shardserve) for what is")
     if ufunc is np.square and not keywords:
-        return apply("multiply", inputs[0], inputs[0])
+        return squared(inputs[0])
     kernel = _UFUNCS.get(ufunc)
     if kernel is None:
         raise _unknown(name)
@@ -59,20 +58,7 @@ def call_function(function: Callable[..., Any], args: tuple[Any, ...], kwargs: M
     handler = _FUNCTIONS.get(function)
     if handler is None:
         raise _unknown(name)
-    try:
-        return handler(*args, **kwargs)
-    except TypeError as error:
-        if isinstance(error, UntraceableFunction) or not _is_signature_error(error):
-            raise
-        problem = str(error).partition("() ")[2]
-        raise refuse(
-            f"{name} {problem or 'was called in a form'} that is not supported", "use its plain form"
-        ) from None
-
-
-def _is_signature_error(error: TypeError) -> bool:
-    """Whether a handler of ours did not take the arguments; named errors that are TypeErrors pass through."""
-    return type(error) is TypeError and "argument" in str(error)
+    return in_plain_form(name, handler, *args, **kwargs)
 
 
 def _unknown(name: str) -> UntraceableFunction:
@@ -137,18 +123,16 @@ def _broadcast_to(array: Any, shape: Any) -> TracedArray:
 
 
 def _expand_dims(a: Any, axis: Any) -> TracedArray:
-    given = axis if isinstance(axis, tuple | list) else (axis,)
-    rank = a.ndim + len(given)
-    new = {operator.index(entry) % rank for entry in given}
+    rank = a.ndim + (len(axis) if isinstance(axis, tuple | list) else 1)
+    new = dimensions(axis, rank)
     old = iter(a.shape)
     return apply("reshape", a, shape=tuple(1 if d in new else next(old) for d in range(rank)))
 
 
 def _moveaxis(a: Any, source: Any, destination: Any) -> TracedArray:
-    sources, targets = (
-        [operator.index(d) % a.ndim for d in (given if isinstance(given, tuple | list) else (given,))]
-        for given in (source, destination)
-    )
+    sources, targets = dimensions(source, a.ndim, name="source"), dimensions(destination, a.ndim, name="destination")
+    if len(sources) != len(targets):
+        raise AxisError(f"moveaxis has {len(sources)} sources and {len(targets)} destinations ({user_line()})")
     order = [d for d in range(a.ndim) if d not in sources]
     for target, moved in sorted(zip(targets, sources, strict=True)):
         order.insert(target, moved)

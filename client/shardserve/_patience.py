@@ -32,11 +32,14 @@ class Patience:
 
     Arguments:
         timeout_s: the call's own limit; None leaves those of `_config.py`.
+        started: on the monotonic clock; None is now.
+        has_answered: whether the address is known to be right, so that nobody there means a restart.
     """
 
-    def __init__(self, timeout_s: float | None) -> None:
+    def __init__(self, timeout_s: float | None, *, started: float | None = None, has_answered: bool = False) -> None:
         self._timeout_s = timeout_s
-        self._started = time.monotonic()
+        self._has_answered = has_answered
+        self._started = time.monotonic() if started is None else started
         self._failed_connects = 0
         self._has_told = False
 
@@ -81,22 +84,25 @@ class Patience:
         if pause is None or self.elapsed_s + pause > (self._timeout_s or limit_s):
             raise error
         if isinstance(error, EngineStarting):
-            self._tell(error)
+            self._tell(f"the server's engine ({error.message})")
+        elif isinstance(error, ConnectFailed):
+            self._tell(f"the server ({error.message})")
         return pause
 
     def _pause(self, error: ShardserveError) -> tuple[float | None, float]:
         jitter = random.uniform(1.0, 1.25)  # noqa: S311 - spreads clients in time, no secret
         if isinstance(error, ConnectFailed):
             self._failed_connects += 1
-            is_last = self._failed_connects >= CONNECT_ATTEMPTS
-            return None if is_last else CONNECT_RETRY_S * 2**self._failed_connects * jitter / 2, RETRY_WAIT_S
+            is_last = self._failed_connects >= CONNECT_ATTEMPTS and not self._has_answered
+            pause = min(CONNECT_RETRY_S * 2 ** (self._failed_connects - 1), RETRY_AFTER_S)
+            return None if is_last else pause * jitter, RETRY_WAIT_S
         if isinstance(error, EngineStarting):
             return min(error.retry_after_s or RETRY_AFTER_S, RETRY_AFTER_S) * jitter, START_WAIT_S
         if isinstance(error, Overloaded | Draining | QuotaExceeded) and error.retry_after_s is not None:
             return error.retry_after_s * jitter, RETRY_WAIT_S
         return None, 0.0
 
-    def _tell(self, error: EngineStarting) -> None:
+    def _tell(self, waiting_for: str) -> None:
         if self.elapsed_s >= QUIET_START_S and not self._has_told:
             self._has_told = True
-            print(f"shardserve: waiting for the server's engine ({error.message})", file=sys.stderr, flush=True)
+            print(f"shardserve: waiting for {waiting_for}", file=sys.stderr, flush=True)

@@ -80,6 +80,9 @@ def identity(x: Any) -> TracedArray:
 def astype(x: Any, dtype: Any) -> TracedArray:
     """The array in another dtype, values converted as NumPy does.
 
+    A float outside of an integer dtype's range becomes the nearest of its integers and NaN becomes 0; NumPy leaves them
+    to the processor.
+
     Raises:
         DTypeError: unknown, or it would drop an imaginary part.
 

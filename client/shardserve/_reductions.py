@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ._params import wire_params
 from ._traced import TracedArray, apply
+from ._tracing import current_trace
 
 
 def sum(x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False) -> TracedArray:
@@ -107,9 +109,11 @@ def axis_index(axis_name: Any) -> TracedArray:
     return apply("axis_index", axis_name=axis_name)
 
 
-def axis_size(axis_name: Any) -> TracedArray:
-    """The size of a named axis, or the product of several.
+def axis_size(axis_name: Any) -> int:
+    """The size of a named axis, or the product of several; it is known while the function is traced.
+
+    Returns: a Python integer, which adapts to the dtype of its partner and may stand in a shape.
 
     Communication: none.
     """
-    return apply("axis_size", axis_name=axis_name)
+    return current_trace("ss.axis_size").axis_size(wire_params("axis_size", {"axis_name": axis_name})["axis_name"])

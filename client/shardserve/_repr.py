@@ -6,8 +6,9 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 
+from shardserve_proto.layout import holders
 from shardserve_proto.messages import PlacementReport, Report
-from shardserve_proto.specs import P, describe_mesh, spec_from_wire
+from shardserve_proto.specs import describe_mesh, spec_from_wire
 
 #: A picture has at most so many rows and columns of parts; the middle of a larger one is left out.
 _MOST_ROWS, _MOST_COLUMNS = 16, 8
@@ -25,14 +26,14 @@ def picture(placement: PlacementReport, report: Report) -> str:
         drawn; the parts of the dimensions before them follow each other.
     """
     spec = spec_from_wire(placement.spec)
-    holders = _holders(spec if isinstance(spec, P) else P(), placement, report)
+    held = holders(placement, report.mesh, report.devices)
     grid = _parts(placement)
     head = f"{placement.dtype}{list(placement.shape)} as {spec}: {_sizes(placement.shard_shape)} on each device"
     lines = [head]
     for lead in itertools.islice(itertools.product(*(range(count) for count in grid[:-2])), _ROW_OF_LEADING):
         if lead:
             lines.append(f"[{', '.join(_range(placement, d, index) for d, index in enumerate(lead))}, ...]")
-        lines += _sheet(lead, grid, placement, holders)
+        lines += _sheet(lead, grid, placement, held)
     hidden = math.prod(grid[:-2]) - _ROW_OF_LEADING
     return "\n".join([*lines, f"… {hidden} more"] if hidden > 0 else lines)
 
@@ -43,27 +44,8 @@ def _parts(placement: PlacementReport) -> list[int]:
     return [padded // shard if shard else 1 for padded, shard in pairs]
 
 
-def _holders(spec: P, placement: PlacementReport, report: Report) -> dict[tuple[int, ...], list[int]]:
-    """The devices that hold each part; its key is the part's position in the grid of parts."""
-    sizes = dict(report.mesh)
-    holders: dict[tuple[int, ...], list[int]] = {}
-    coordinates = itertools.product(*(range(size) for size in sizes.values()))
-    for device, coordinate in zip(report.devices, coordinates, strict=True):
-        place = dict(zip(sizes, coordinate, strict=True))
-        part = tuple(_index(spec.axes_of(d), place, sizes) for d in range(len(placement.shape)))
-        holders.setdefault(part, []).append(device)
-    return holders
-
-
-def _index(axes: Sequence[str], place: Mapping[str, int], sizes: Mapping[str, int]) -> int:
-    index = 0
-    for axis in axes:  # major to minor
-        index = index * sizes[axis] + place[axis]
-    return index
-
-
 def _sheet(
-    lead: tuple[int, ...], grid: Sequence[int], placement: PlacementReport, holders: Mapping[tuple[int, ...], list[int]]
+    lead: tuple[int, ...], grid: Sequence[int], placement: PlacementReport, held: Mapping[tuple[int, ...], list[int]]
 ) -> list[str]:
     """The boxes of the last two dimensions (or of one, or of none)."""
     rank = len(grid)
@@ -73,17 +55,17 @@ def _sheet(
     table = [["", *("…" if c is None else _range(placement, rank - 1, c) if rank else "" for c in shown_columns)]]
     for row in shown_rows:
         label = "…" if row is None else _range(placement, rank - 2, row) if rank > 1 else ""
-        table.append([label, *(_cell(lead, row, column, rank, holders) for column in shown_columns)])
+        table.append([label, *(_cell(lead, row, column, rank, held) for column in shown_columns)])
     return _boxes(table)
 
 
 def _cell(
-    lead: tuple[int, ...], row: int | None, column: int | None, rank: int, holders: Mapping[tuple[int, ...], list[int]]
+    lead: tuple[int, ...], row: int | None, column: int | None, rank: int, held: Mapping[tuple[int, ...], list[int]]
 ) -> str:
     if row is None or column is None:
         return "…"
     drawn = (row, column)[2 - min(rank, 2) :]
-    return _devices(holders.get((*lead, *drawn), []))
+    return _devices(held.get((*lead, *drawn), []))
 
 
 def _shortened(items: range, most: int) -> list[int | None]:

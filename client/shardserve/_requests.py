@@ -17,7 +17,7 @@ from shardserve_proto.programs import Param, Program, validate
 from shardserve_proto.signatures import BUILTIN
 from shardserve_proto.specs import AUTO, WireMesh, WireSpec
 
-from ._arrays import Array, Leaf, arguments_of, as_leaf, aval_of, buffers_of, describe, handles_of
+from ._arrays import Array, Leaf, arguments_of, as_leaf, aval_of, buffers_of, check_body, describe, handles_of
 from ._config import HEADERS_KEPT
 from ._functions import TracedFunction, traced
 from ._kernel_axes import kernel_mapping, without_labels
@@ -188,6 +188,7 @@ def encode_call(program: Program, leaves: Sequence[Leaf], setting: Setting) -> b
     """The header of a call, checked."""
     keeps = setting.keeps or ()
     arguments, segments = arguments_of(leaves, kept=len(keeps))
+    check_body(sum(segment.nbytes for segment in segments))
     used = len(handles_of(leaves))
     if len(segments) > LIMITS.segments:
         raise ProgramError(f"the call has more than {LIMITS.segments - 1} arrays beside its ids; stack some of them")
@@ -239,8 +240,7 @@ def function_call(function: Any, args: tuple[Any, ...], options: Mapping[str, An
         kept_results(leaves, defaults, len(program.outputs)),
     )
     leaves += program.captured
-    key = (program, setting)  # a program is one object for all calls of the same form
-    header = remembered_header(key, lambda: encode_call(program.program, leaves, setting))
+    header = program.headers.get(setting, lambda: encode_call(program.program, leaves, setting))
     title = getattr(function, "__name__", type(function).__name__)
     rebuild = _rebuilder(program)
     outgoing = Outgoing(title, header, leaves, program.outputs, rebuild, setting.timeout_s, defaults.progress)

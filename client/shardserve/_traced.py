@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Never, TypeAlias
 
 import numpy as np
 
-from shardserve_proto.errors import UntraceableFunction
+from shardserve_proto.errors import AxisError, ShapeError, UntraceableFunction
 
 from ._arrays import is_scalar
+from ._axes import is_position
 from ._indexing import BadIndex, part_of
 from ._location import user_line
 from ._params import wire_params
@@ -49,18 +51,51 @@ def _reflected(kernel: str) -> Binary:
     return lambda self, other: apply(kernel, other, self)
 
 
-def _power(base: TracedArray, exponent: Any) -> TracedArray:
+def _power(base: TracedArray, exponent: Any, modulo: Any = None) -> TracedArray:
     """`base ** exponent`; squares and roots are exact, as in NumPy's own operator."""
+    if modulo is not None:
+        raise refuse("pow() with a third argument is not supported", "use x ** y")
     is_inexact = base.dtype.kind in "fc"
-    if is_scalar(exponent) and exponent == 2 and (is_inexact or (type(exponent) is int and base.dtype.kind in "iu")):
-        return apply("multiply", base, base)
+    if is_scalar(exponent) and exponent == 2 and (is_inexact or (type(exponent) is int and base.dtype.kind in "biu")):
+        return squared(base)
     if is_scalar(exponent) and exponent == 0.5 and is_inexact:
         return apply("sqrt", base)
     return apply("power", base, exponent)
 
 
+def in_plain_form(name: str, function: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
+    """Call a function of ours that stands for one of NumPy's, which takes more arguments.
+
+    Raises:
+        UntraceableFunction: ours does not take these.
+    """
+    try:
+        return function(*args, **keywords)
+    except TypeError as error:
+        inside = error.__traceback__ and error.__traceback__.tb_next
+        if type(error) is not TypeError or inside is not None:
+            raise
+        problem = str(error).partition("() ")[2]
+        raise refuse(
+            f"{name} {problem or 'was called in a form'} that is not supported", "use its plain form"
+        ) from None
+
+
+def _method(function: Callable[..., TracedArray]) -> Callable[..., TracedArray]:
+    @functools.wraps(function)
+    def method(self: TracedArray, *args: Any, **keywords: Any) -> Any:
+        return in_plain_form(f".{function.__name__}()", function, self, *args, **keywords)
+
+    return method
+
+
 def _unary(kernel: str) -> Callable[[TracedArray], TracedArray]:
     return lambda self: apply(kernel, self)
+
+
+def squared(x: TracedArray) -> TracedArray:
+    """`numpy.square`, which makes int8 of bools."""
+    return apply("astype", x, dtype="int8") if x.dtype.kind == "b" else apply("multiply", x, x)
 
 
 def _unsupported(symbol: str) -> Callable[..., Never]:
@@ -136,38 +171,49 @@ class TracedArray:
 
     # --- methods -----------------------------------------------------------------------------------------------------
 
+    @_method
     def sum(self, axis: Any = None, dtype: Any = None, *, keepdims: bool = False) -> TracedArray:
         return apply("sum", self, axis=axis, dtype=dtype, keepdims=keepdims)
 
+    @_method
     def mean(self, axis: Any = None, dtype: Any = None, *, keepdims: bool = False) -> TracedArray:
         return apply("mean", self, axis=axis, dtype=dtype, keepdims=keepdims)
 
+    @_method
     def max(self, axis: Any = None, *, keepdims: bool = False) -> TracedArray:
         return apply("max", self, axis=axis, keepdims=keepdims)
 
+    @_method
     def min(self, axis: Any = None, *, keepdims: bool = False) -> TracedArray:
         return apply("min", self, axis=axis, keepdims=keepdims)
 
+    @_method
     def reshape(self, *shape: Any) -> TracedArray:
         return apply("reshape", self, shape=_spread(shape))
 
+    @_method
     def ravel(self) -> TracedArray:
         return self.reshape(-1)
 
     flatten = ravel
 
+    @_method
     def transpose(self, *axes: Any) -> TracedArray:
         return apply("transpose", self, axes=_spread(axes) if axes else None)
 
+    @_method
     def swapaxes(self, axis1: int, axis2: int) -> TracedArray:
         return swapped(self, axis1, axis2)
 
+    @_method
     def squeeze(self, axis: Any = None) -> TracedArray:
         return squeezed(self, axis)
 
+    @_method
     def astype(self, dtype: Any) -> TracedArray:
         return apply("astype", self, dtype=dtype)
 
+    @_method
     def dot(self, other: Any) -> TracedArray:
         return apply("dot", self, other)
 
@@ -217,6 +263,14 @@ class TracedArray:
     def _no_number(self, what: str) -> UntraceableFunction:
         return refuse(f"{what} needs the value of an array that has none yet", "return the array, convert the result")
 
+    def __format__(self, spec: str) -> str:
+        if spec:
+            raise self._no_number(f"the format {spec!r}")
+        return repr(self)
+
+    def __round__(self, digits: int | None = None) -> Never:
+        raise self._no_number("round()")
+
     def __len__(self) -> int:
         if not self.shape:
             raise refuse("len() asks for the first dimension of an array of rank 0", "it has none; see x.shape")
@@ -239,6 +293,9 @@ class TracedArray:
     def __setitem__(self, key: Any, value: Any) -> Never:
         raise refuse("arrays are not changed in place", "use ss.where(condition, new, old)")
 
+    def __delitem__(self, key: Any) -> Never:
+        raise refuse("arrays are not changed in place", "use the result of a function instead")
+
     def __getattr__(self, name: str) -> Never:
         if name.startswith("__"):  # protocols that ask whether an object has them
             raise AttributeError(name)
@@ -252,21 +309,48 @@ def _spread(values: tuple[Any, ...]) -> Any:
     return values[0] if len(values) == 1 else values
 
 
+def dimensions(axis: Any, rank: int, *, name: str = "axis") -> tuple[int, ...]:
+    """One dimension or several, counted from the front.
+
+    Arguments:
+        axis: an int, or a tuple or list of them; negative ones count from the back.
+        rank: of the array in which they stand.
+        name: of the argument, for messages.
+
+    Raises:
+        AxisError: no integer, out of range, or one of them twice.
+    """
+    given = axis if isinstance(axis, tuple | list) else (axis,)
+    if not all(map(is_position, given)):
+        raise AxisError(f"{name}={axis!r} is no dimension: an integer, or a tuple of them ({user_line()})")
+    positions = [operator.index(entry) for entry in given]
+    for position in positions:
+        if not -rank <= position < rank:
+            raise AxisError(f"{name} {position} is out of bounds for an array of rank {rank} ({user_line()})")
+    counted = tuple(position % rank for position in positions)
+    if len(set(counted)) < len(counted):
+        raise AxisError(f"{name}={axis!r} names a dimension twice ({user_line()})")
+    return counted
+
+
 def swapped(x: Any, first: int, second: int) -> TracedArray:
     """`numpy.swapaxes`."""
+    for given in (first, second):
+        if not is_position(given):
+            raise AxisError(f"an axis to swap is an integer, not {given!r} ({user_line()})")
     order = list(range(x.ndim))
-    try:
-        order[first], order[second] = order[second], order[first]
-    except IndexError:
-        order = [first, second]  # which the kernel's own rule refuses
+    (one,), (other,) = dimensions(first, x.ndim), dimensions(second, x.ndim)
+    order[one], order[other] = other, one
     return apply("transpose", x, axes=order)
 
 
 def squeezed(x: Any, axis: Any = None) -> TracedArray:
     """`numpy.squeeze`."""
-    given = axis if isinstance(axis, tuple) else (axis,)
-    dropped = {d for d, size in enumerate(x.shape) if size == 1}
-    if axis is not None:
-        dropped = {operator.index(entry) % max(x.ndim, 1) for entry in given}
-    kept = tuple(size for d, size in enumerate(x.shape) if d not in dropped)
-    return apply("reshape", x, shape=kept)  # a dimension that is not 1 is refused there
+    if axis is None:
+        dropped = tuple(d for d, size in enumerate(x.shape) if size == 1)
+    else:
+        dropped = dimensions(axis, x.ndim)
+    for d in dropped:
+        if x.shape[d] != 1:
+            raise ShapeError(f"squeeze: dimension {d} of {x.shape} has size {x.shape[d]}, not 1 ({user_line()})")
+    return apply("reshape", x, shape=tuple(size for d, size in enumerate(x.shape) if d not in dropped))

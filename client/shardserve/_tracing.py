@@ -7,14 +7,18 @@ mistake raises the same error here as it would on the server.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from shardserve_proto.abstract import Aval, Scope, constant_aval
-from shardserve_proto.errors import ShardingError, ShardserveError, UntraceableFunction
+import numpy as np
+
+from shardserve_proto.abstract import Aval, Scope, check_constraint, constant_aval
+from shardserve_proto.errors import ProgramError, ShardingError, ShardserveError, UntraceableFunction
+from shardserve_proto.limits import LIMITS
 from shardserve_proto.programs import Constant, Param, Program, Step, validate
 from shardserve_proto.programs import Mapping as AxisMapping
 from shardserve_proto.signatures import BUILTIN
@@ -74,6 +78,17 @@ def _step(record: _Record, numbers: Mapping[Value, int]) -> Step:
     return validate(Step, fields)
 
 
+@contextmanager
+def told_where(title: str = "") -> Iterator[None]:
+    """Errors about shapes, dtypes, axes and specs name what raised them, and the user's line."""
+    try:
+        yield
+    except UntraceableFunction:
+        raise  # which names its line itself
+    except ShardserveError as error:
+        raise type(error)(f"{title}{error.message} ({user_line()})", details=error.details) from None
+
+
 _current: ContextVar[Trace | None] = ContextVar("shardserve_trace", default=None)
 
 
@@ -95,9 +110,17 @@ class Trace:
         self._lifted_by_value: dict[Value, Value] = {}
         self._records: list[_Record] = []
         self.mesh: WireMesh | None = None  # brought along by jax's NamedShardings
+        self.is_lasting = True
+        self._steps = 0  # of the whole program; counted by the outermost
         self._is_open = True
 
     def add_input(self, aval: Aval) -> Value:
+        if len(self.inputs) == LIMITS.segments:
+            raise ProgramError(
+                f"{user_line()}: the program has more than {LIMITS.segments} inputs, captured arrays included; stack "
+                "them into fewer arrays",
+                details={"limit": LIMITS.segments},
+            )
         value = Value(self, aval)
         self.inputs.append(value)
         return value
@@ -141,20 +164,27 @@ class Trace:
         return self._lifted_by_value[value]
 
     def _capture(self, given: Any, what: str) -> Value:
-        root = self
-        while root.parent is not None:
-            root = root.parent
-        return self._own(root._capture_here(given, what))
+        return self._own(self._outermost._capture_here(given, what))
+
+    @property
+    def _outermost(self) -> Trace:
+        trace = self
+        while trace.parent is not None:
+            trace = trace.parent
+        return trace
 
     def _capture_here(self, given: Any, what: str) -> Value:
         array = as_array(given, what=what)
+        if not isinstance(given, np.ndarray | np.generic | list | tuple):
+            self.is_lasting = False  # the next array that NumPy makes of it may be another
         if array.nbytes > CAPTURED_BYTES:
             raise UntraceableFunction(
                 f"{user_line()} captures an array of {array.nbytes} bytes; a function may capture up to "
                 f"{CAPTURED_BYTES}. Pass it as an argument, so that it is sent as data and can be placed",
                 details={"nbytes": array.nbytes, "limit_bytes": CAPTURED_BYTES},
             )
-        key = (array.dtype, array.tobytes()) if array.ndim == 0 else id(array)
+        # Equal NumPy scalars are one; of a 0-d array the value may still change.
+        key = (array.dtype, array.tobytes()) if isinstance(given, np.generic) else id(array)
         if key not in self._captured_by_key:
             self.captured.append(array)  # which also keeps its id from being given to another
             self._captured_by_key[key] = self.add_input(aval_of(array))
@@ -171,12 +201,10 @@ class Trace:
         given = significant(name, params)
         wired = tuple(map(self.operand, operands))
         avals = [_aval(*pair) for pair in zip(operands, wired, strict=True)]
-        try:
+        with told_where(f"{name}: "):
             results = BUILTIN[name].evaluate(avals, given, self.scope)
             for index, result in enumerate(results):
                 self.scope.check_resources(result, f"result {index}")
-        except ShardserveError as error:
-            raise type(error)(f"{name}: {error.message} ({user_line()})", details=error.details) from None
         return self._add(_Record(wired, self._values(results), name, given))
 
     def program(
@@ -188,13 +216,22 @@ class Trace:
     def constrain(self, given: Any, spec: WireSpec) -> Value:
         """Add a step that holds a value to a spec."""
         operand = self.operand(given)
-        results = self._values(BUILTIN["identity"].evaluate([_aval(given, operand)], {}, self.scope))
-        return self._add(_Record((operand,), results, "identity", specs=(spec,)))[0]
+        (result,) = BUILTIN["identity"].evaluate([_aval(given, operand)], {}, self.scope)
+        check_constraint(spec, result, self.scope, what="the constraint")
+        return self._add(_Record((operand,), self._values([result]), "identity", specs=(spec,)))[0]
 
     def _values(self, avals: Sequence[Aval]) -> tuple[Value, ...]:
         return tuple(Value(self, aval) for aval in avals)
 
     def _add(self, record: _Record) -> list[Value]:
+        root = self._outermost
+        root._steps += 1
+        if root._steps > LIMITS.steps:
+            raise ProgramError(
+                f"{user_line()}: the function takes more than {LIMITS.steps} steps; a loop that Python runs is as many "
+                "steps as rounds: use ss.vmap, a reduction or larger arrays, or split it over several calls",
+                details={"limit": LIMITS.steps},
+            )
         self._records.append(record)
         return list(record.results)
 
@@ -204,12 +241,21 @@ class Trace:
         Raises:
             ShardingError: another one brought another mesh.
         """
-        root = self
-        while root.parent is not None:
-            root = root.parent
+        root = self._outermost
         if mesh is not None and root.mesh not in (None, mesh):
             raise ShardingError(f"the function's shardings are over two meshes, {root.mesh} and {mesh}; a call has one")
         root.mesh = mesh or root.mesh
+
+    def axis_size(self, names: Param) -> int:
+        """The size of a named axis, or the product of several.
+
+        Raises:
+            ShardserveError: what the kernel's own rule says, with the user's line.
+        """
+        with told_where("axis_size: "):
+            BUILTIN["axis_size"].evaluate([], {"axis_name": names}, self.scope)
+        given = names if isinstance(names, tuple) else (names,)
+        return math.prod(self.scope.sizes[str(name)] for name in given)
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
@@ -237,7 +283,7 @@ class Trace:
             "steps": tuple(steps),
             "outputs": tuple(numbers[value] for value in outputs),
         }
-        return validate(Program, fields)  # a program that is too long is refused here, by name
+        return validate(Program, fields)
 
     @contextmanager
     def running(self) -> Iterator[None]:

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from shardserve_proto.abstract import Aval, constant_aval, drop_names, enter, leave
-from shardserve_proto.errors import AxisError, ProgramError, ShardserveError, UntraceableFunction
+from shardserve_proto.errors import AxisError, ProgramError, UntraceableFunction
+from shardserve_proto.limits import LIMITS
 from shardserve_proto.programs import Constant, validate
 from shardserve_proto.programs import Mapping as AxisMapping
 from shardserve_proto.specs import AUTO, Axes
 
 from ._arrays import is_scalar
 from ._axes import anonymous_axis, argument_axes, result_axes
-from ._location import line_of, user_line
+from ._location import line_of
 from ._specs import read_shardings
 from ._traced import TracedArray
-from ._tracing import Operand, Trace, Value, current_trace
+from ._tracing import Operand, Trace, Value, current_trace, told_where
 from ._tree import Tree, flatten, unflatten
 
 Function: TypeAlias = Callable[..., Any]
@@ -38,20 +38,14 @@ def outputs_of(trace: Trace, function: Function, args: Any) -> tuple[list[Value]
             raise UntraceableFunction(
                 f"the function at {line_of(function)} returns {result!r}, which holds no array; is a `return` missing?"
             )
+        if len(leaves) > LIMITS.segments:
+            raise ProgramError(
+                f"the function at {line_of(function)} returns {len(leaves)} arrays, at most {LIMITS.segments} are "
+                "allowed; stack them"
+            )
         return [
             trace.output(leaf, what=path) for leaf, path in zip(leaves, tree.paths("the result"), strict=True)
         ], tree
-
-
-@contextmanager
-def _told_where() -> Iterator[None]:
-    """Errors about a transform's axes name the line where it is called."""
-    try:
-        yield
-    except UntraceableFunction:
-        raise
-    except ShardserveError as error:
-        raise type(error)(f"{error.message} ({user_line()})", details=error.details) from None
 
 
 class Transformed:
@@ -105,7 +99,7 @@ class Mapped(Transformed):
         leaves, tree = flatten(args)
         operands = [outer.operand(leaf) for leaf in leaves]
         name = over.axis_name or anonymous_axis(len(outer.scope.sizes))
-        with _told_where():
+        with told_where():
             avals = [_aval(operand) for operand in operands]
             axes = argument_axes(over.in_axes, tree, avals, style=over.style, name=name)
             if over.style == "vmap" and not any(a.names for a in axes) and not over.axis_sizes:
@@ -117,8 +111,8 @@ class Mapped(Transformed):
             }
             mapping = validate(AxisMapping, fields)
             scope = enter(mapping, avals, outer.scope)
-        inner = Trace(scope, outer)
-        kept, given = _inputs(inner, leaves, operands, avals, axes)
+            inner = Trace(scope, outer)
+            kept, given = _inputs(inner, leaves, operands, avals, axes)
         outputs, out_tree = outputs_of(inner, self.function, unflatten(tree, iter(given)))
         return self._leave(outer, inner, kept, mapping, outputs, out_tree, name)
 
@@ -138,7 +132,7 @@ class Mapped(Transformed):
         operands = [operand for operand, _ in kept] + list(inner.lifted)
         in_axes = [axes for _, axes in kept] + [Axes()] * len(inner.lifted)
         results = [value.aval for value in outputs]
-        with _told_where():
+        with told_where():
             out_axes = result_axes(self.over.out_axes, out_tree, results, style=self.over.style, name=name)
             mapping = mapping.model_copy(update={"in_axes": tuple(in_axes), "out_axes": tuple(out_axes)})
             scope = enter(mapping, [_aval(operand) for operand in operands], outer.scope)
@@ -188,11 +182,11 @@ def constrained(value: Any, shardings: Any, what: str = "out_shardings") -> Any:
         return value
     trace = current_trace("ss.with_sharding_constraint")
     leaves, tree = flatten(value)
-    with _told_where():
+    with told_where():
         read = read_shardings(shardings, tree, what)
         trace.note_mesh(read.mesh)
-    held = [
-        leaf if spec == "auto" or is_scalar(leaf) else TracedArray(trace.constrain(leaf, spec))
-        for leaf, spec in zip(leaves, read.specs or (), strict=True)
-    ]
+        held = [
+            leaf if spec == "auto" or is_scalar(leaf) else TracedArray(trace.constrain(leaf, spec))
+            for leaf, spec in zip(leaves, read.specs or (), strict=True)
+        ]
     return unflatten(tree, iter(held))

@@ -16,7 +16,7 @@ from .dtypes import DTYPES, DType, WeakKind, name_of, strong
 from .errors import AxisError, NotFound, ProgramError, ShapeError, ShardingError, ShardserveError, nearest
 from .limits import LIMITS
 from .programs import Constant, Mapping, Program, Scalar, Step
-from .specs import AUTO, Axes, MeshShape, check_name, check_spec, describe_mesh, make_axes, spec_from_wire
+from .specs import AUTO, Axes, MeshShape, WireSpec, check_name, check_spec, describe_mesh, make_axes, spec_from_wire
 
 if TYPE_CHECKING:
     from .signatures import Signature
@@ -179,16 +179,25 @@ def _check_constraints(step: Step, results: Sequence[Aval], scope: Scope) -> Non
     if len(specs) != len(results):
         raise ProgramError(f"{len(specs)} sharding constraints for {len(results)} results")
     for index, (wire, result) in enumerate(zip(specs, results, strict=True)):
-        spec = spec_from_wire(wire)
-        if spec is AUTO or scope.mesh is None:
-            continue
-        check_spec(spec, ndim=result.ndim, mesh=scope.mesh, what=f"constraint on result {index}")
-        taken = {axis: name for name in result.names for axis in scope.resources.get(name, ())}
-        for axis in (axis for dimension in range(len(spec)) for axis in spec.axes_of(dimension)):
-            if axis in taken:
-                raise ShardingError(
-                    f"constraint {spec} uses mesh axis {axis!r}, which already carries the named axis {taken[axis]!r}"
-                )
+        check_constraint(wire, result, scope, what=f"constraint on result {index}")
+
+
+def check_constraint(wire: WireSpec, value: Aval, scope: Scope, *, what: str) -> None:
+    """Hold a constraint against a value, its named axes and, where it is known, the mesh.
+
+    Raises:
+        ShardingError: it does not fit, or splits a dimension over a mesh axis that carries one of the names.
+    """
+    spec = spec_from_wire(wire)
+    if spec is AUTO:
+        return
+    check_spec(spec, ndim=value.ndim, mesh=scope.mesh, what=what)
+    taken = {axis: name for name in value.names for axis in scope.resources.get(name, ())}
+    for axis in (axis for dimension in range(len(spec)) for axis in spec.axes_of(dimension)):
+        if axis in taken:
+            raise ShardingError(
+                f"{what}: {spec} uses mesh axis {axis!r}, which already carries the named axis {taken[axis]!r}"
+            )
 
 
 def identity_mapping(program: Program) -> Mapping:

@@ -122,6 +122,8 @@ class Step(WireModel):
 
     @property
     def title(self) -> str:
+        if self.kernel == "identity" and self.specs is not None:
+            return "with_sharding_constraint"  # as the user wrote it
         return self.kernel or "program"
 
 

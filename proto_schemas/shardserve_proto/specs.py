@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
@@ -18,6 +18,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from .errors import AxisError, ShapeError, ShardingError, nearest
 from .limits import LIMITS
 
+#: Most axes of a mesh.
+MESH_AXES = 8
 Entry: TypeAlias = "str | tuple[str, ...] | None"
 
 
@@ -49,11 +51,17 @@ class P(tuple[Entry, ...]):
     __slots__ = ()
 
     def __new__(cls, *entries: Entry) -> P:
-        for entry in entries:
-            names = entry if isinstance(entry, tuple) else (entry,)
-            if not all(name is None or isinstance(name, str) for name in names):
-                raise ShardingError(f"a spec's entry is a mesh axis, a tuple of them, or None, not {entry!r}")
-        return super().__new__(cls, entries)
+        given: tuple[Any, ...] = entries
+        if len(given) == 1 and isinstance(given[0], Iterator):
+            given = tuple(given[0])  # dataclasses.asdict rebuilds each tuple so
+        if len(given) > LIMITS.rank:
+            raise ShardingError(f"a spec has one entry for each dimension, at most {LIMITS.rank}, not {len(given)}")
+        for entry in given:
+            _check_entry(entry)
+        return super().__new__(cls, given)
+
+    def __getnewargs__(self) -> tuple[Entry, ...]:  # for copy and pickle
+        return tuple(self)
 
     def __repr__(self) -> str:
         return f"P({', '.join(map(repr, self))})"
@@ -64,6 +72,19 @@ class P(tuple[Entry, ...]):
         if entry is None:
             return ()
         return entry if isinstance(entry, tuple) else (entry,)
+
+
+def _check_entry(entry: Any) -> None:
+    names = entry if isinstance(entry, tuple) else () if entry is None else (entry,)
+    if not all(isinstance(name, str) for name in names):
+        raise ShardingError(f"a spec's entry is a mesh axis, a tuple of them, or None, not {entry!r}")
+    if len(names) > MESH_AXES:
+        raise ShardingError(f"a spec's entry has {len(names)} mesh axes; a mesh has at most {MESH_AXES}")
+    try:
+        for name in names:
+            check_name(name)
+    except AxisError as error:
+        raise ShardingError(f"a spec's entry is a mesh axis: {error.message}") from None
 
 
 Spec: TypeAlias = "P | Auto"
@@ -85,12 +106,14 @@ def check_name(name: str) -> str:
 
 Name = Annotated[str, AfterValidator(check_name)]
 # Arrays of the wire are decoded as tuples, which makes every message hashable.
-WireEntry: TypeAlias = Name | Annotated[tuple[Name, ...], Field(max_length=8, fail_fast=True)] | None
+WireEntry: TypeAlias = Name | Annotated[tuple[Name, ...], Field(max_length=MESH_AXES, fail_fast=True)] | None
 #: On the wire: "auto", null (replicated), or a list with one entry for each dimension.
 WireSpec: TypeAlias = (
     Literal["auto"] | Annotated[tuple[WireEntry, ...], Field(max_length=LIMITS.rank, fail_fast=True)] | None
 )
-WireMeshAxes: TypeAlias = Annotated[tuple[tuple[Name, int], ...], Field(min_length=1, max_length=8, fail_fast=True)]
+WireMeshAxes: TypeAlias = Annotated[
+    tuple[tuple[Name, int], ...], Field(min_length=1, max_length=MESH_AXES, fail_fast=True)
+]
 #: On the wire: a mesh's name, or [[axis, size], ...].
 WireMesh: TypeAlias = Name | WireMeshAxes
 
@@ -114,20 +137,21 @@ def describe_mesh(mesh: MeshShape) -> str:
     return ", ".join(f"{axis}={size}" for axis, size in mesh)
 
 
-def check_spec(spec: P, *, ndim: int, mesh: MeshShape, what: str) -> None:
+def check_spec(spec: P, *, ndim: int, mesh: MeshShape | None, what: str) -> None:
     """Hold a spec against an array's rank and a mesh.
 
     Arguments:
+        mesh: None where it is not known yet.
         what: the array in words, for the message ("argument 0", "output 1").
 
     Raises:
         ShardingError: an axis that the mesh does not have, an axis used twice, or more entries than dimensions.
     """
-    sizes = dict(mesh)
+    sizes = dict(mesh or ())
     seen: set[str] = set()
     for dimension in range(len(spec)):
         for axis in spec.axes_of(dimension):
-            if axis not in sizes:
+            if mesh is not None and axis not in sizes:
                 raise ShardingError(
                     f"{what}: axis {axis!r} of {spec} is not on the mesh ({describe_mesh(mesh)}){nearest(axis, sizes)}"
                 )

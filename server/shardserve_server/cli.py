@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +27,24 @@ app = typer.Typer(
 BAD_SETTING_STATUS = 2
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one line of JSON, for scripts.")]
 UrlOption = Annotated[str | None, typer.Option("--url", help="The server; else SHARDSERVE_URL.")]
+InsecureOption = Annotated[
+    bool, typer.Option("--allow-insecure", help="Send the key over plain HTTP, on a network that you trust.")
+]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"shardserve {version('shardserve')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _shardserve(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """A mesh of accelerators behind one HTTP endpoint."""
 
 
 @app.command()
@@ -61,7 +84,8 @@ def serve(
 
     try:
         settings = load_settings({name: value for name, value in given.items() if value is not None})
-        run(settings, announce=_announce_json if as_json else _announce, stop_at_eof=stop_at_eof)
+        announce = _announce_json if as_json else functools.partial(_announce, settings.host)
+        run(settings, announce=announce, stop_at_eof=stop_at_eof)
     except BadSetting as error:
         typer.echo(f"shardserve: {error}", err=True)
         raise typer.Exit(BAD_SETTING_STATUS) from None
@@ -74,8 +98,15 @@ def _announce_json(facts: dict[str, Any]) -> None:
         _announce_key(made, facts["key_file"])
 
 
-def _announce(facts: dict[str, Any]) -> None:
-    typer.echo(f"shardserve {facts['version']} listens on {facts['url']} (pid {facts['pid']}); the engine is loading")
+def _announce(host: str, facts: dict[str, Any]) -> None:
+    from .settings import is_loopback
+
+    where = facts["url"] if is_loopback(host) else f"{host}, port {facts['url'].rpartition(':')[2]}"
+    typer.echo(f"shardserve {facts['version']} listens on {where} (pid {facts['pid']}); the engine is loading")
+    if not is_loopback(host):
+        typer.echo(
+            "it speaks plain HTTP: put TLS in front, or let clients say allow_insecure=True on a network that you trust"
+        )
     if not facts["needs_key"]:
         typer.echo("open to this host alone, without a key")
     if facts.get("made_key") is not None:
@@ -89,46 +120,51 @@ def _announce_key(key: str, path: str) -> None:
 
 
 @app.command()
-def info(url: UrlOption = None, as_json: JsonOption = False) -> None:
+def info(url: UrlOption = None, allow_insecure: InsecureOption = False, as_json: JsonOption = False) -> None:
     """Show a server's versions, devices, meshes, kernels and limits."""
-    with _client(url) as client:
+    with _named_errors(), _client(url, allow_insecure=allow_insecure) as client:
         facts = _plain(client.info())
         devices = [_plain(device) for device in client.devices()]
+        kernels = [kernel.name for kernel in client.kernels()]
     if as_json:
-        typer.echo(json.dumps(facts | {"devices": devices}))
+        typer.echo(json.dumps(facts | {"devices": devices, "kernels": kernels}))
         return
     table = Table("", "", show_header=False, box=None)
     for name, value in facts.items():
         table.add_row(name, _shown(value))
     table.add_row("devices", ", ".join(f"{device['id']}: {device['kind']}" for device in devices))
+    table.add_row("kernels", ", ".join(kernels))
     Console().print(table)
 
 
 @app.command()
 def call(
     kernel: Annotated[str, typer.Argument(help="Name of a kernel, for example dot.")],
-    files: Annotated[list[Path], typer.Argument(help="Arrays, as .npy files.", exists=True, dir_okay=False)],
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the result here, as .npy.")] = None,
+    files: Annotated[
+        list[Path] | None, typer.Argument(help="Arrays, as .npy files.", exists=True, dir_okay=False)
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the result here, as .npy.", dir_okay=False)
+    ] = None,
     param: Annotated[
         list[str] | None, typer.Option(help="Parameter, as NAME=VALUE (JSON or text); repeatable.")
     ] = None,
     url: UrlOption = None,
+    allow_insecure: InsecureOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Run one kernel on arrays in files."""
     import numpy as np
 
     params = dict(_parameter(text) for text in param or ())
-    arrays = [_load(path) for path in files]
-    with _client(url) as client:
-        try:
-            done = client.call(kernel, *arrays, **params)
-        except Exception as error:
-            raise _failed(error) from None
+    arrays = [_load(path) for path in files or ()]
+    if output is not None and not output.parent.is_dir():  # known before anything is computed
+        raise typer.BadParameter(f"there is no folder {output.parent} to write {output.name} to")
+    with _named_errors(), _client(url, allow_insecure=allow_insecure) as client:
+        done = client.call(kernel, *arrays, **params)
     value = np.asarray(done.value)
     if output is not None:
-        with output.open("wb") as file:  # np.save would add a suffix of its own
-            np.save(file, value, allow_pickle=False)
+        _save(output, value)
     if as_json:
         typer.echo(json.dumps({"dtype": str(value.dtype), "shape": value.shape, "report": _plain(done.report)}))
     elif output is None:
@@ -154,25 +190,66 @@ def settings(as_json: JsonOption = False) -> None:
     if as_json:
         typer.echo(json.dumps([vars(row) for row in rows]))
         return
-    table = Table("setting", "variable", "unit", "default", "meaning")
+    table = Table()
+    table.add_column("variable", no_wrap=True)  # to be copied
+    for title in ("unit", "default", "meaning"):
+        table.add_column(title, overflow="fold")
     for row in rows:
-        table.add_row(row.name, row.variable, row.unit, row.default, row.meaning)
+        table.add_row(row.variable, row.unit, row.default, row.meaning)
     Console().print(table)
 
 
-def _client(url: str | None) -> Any:
+def _client(url: str | None, *, allow_insecure: bool) -> Any:
     import shardserve
 
-    return shardserve.Client(url) if url else shardserve.Client()
+    return shardserve.Client(url, allow_insecure=allow_insecure)
+
+
+@contextmanager
+def _named_errors() -> Iterator[None]:
+    """Errors that have a name are a line of text; anything else is ours and keeps its traceback."""
+    from shardserve_proto.errors import ShardserveError
+
+    try:
+        yield
+    except ShardserveError as error:
+        typer.echo(f"shardserve: {error.code}: {error}", err=True)
+        raise typer.Exit(1) from None
 
 
 def _load(path: Path) -> Any:
     import numpy as np
 
     try:
-        return np.load(path, allow_pickle=False, mmap_mode="r")
-    except (OSError, ValueError) as error:
+        array = np.load(path, allow_pickle=False, mmap_mode="r")
+    except (OSError, ValueError, EOFError) as error:
         raise typer.BadParameter(f"{path} is no array file: {error}") from None
+    if not isinstance(array, np.ndarray):
+        array.close()
+        raise typer.BadParameter(f"{path} holds several arrays; save the one that is meant, as .npy")
+    if array.dtype.kind == "V":
+        raise typer.BadParameter(
+            f"{path} holds {array.dtype.str}, as which NumPy saves bfloat16 and the like; save it as float32"
+        )
+    return array
+
+
+def _save(path: Path, value: Any) -> None:
+    import numpy as np
+
+    if np.dtype(value.dtype.str) != value.dtype:
+        typer.echo(
+            f"shardserve: {path} is not written: .npy files cannot say {value.dtype}; cast the result to float32 "
+            "(kernel astype), or use the Python client",
+            err=True,
+        )
+        raise typer.Exit(1)
+    try:
+        with path.open("wb") as file:  # np.save would add a suffix of its own
+            np.save(file, value, allow_pickle=False)
+    except OSError as error:
+        typer.echo(f"shardserve: {path} is not written: {error.strerror or error}", err=True)
+        raise typer.Exit(1) from None
 
 
 def _parameter(text: str) -> tuple[str, Any]:
@@ -186,23 +263,15 @@ def _parameter(text: str) -> tuple[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    return value.model_dump(mode="json") if hasattr(value, "model_dump") else value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    return value.model_dump(mode="json")
 
 
 def _shown(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{name} {item}" for name, item in value.items())
     return "; ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-
-
-def _failed(error: Exception) -> Exception:
-    """Errors that have a name are a line of text; anything else is ours and keeps its traceback."""
-    from shardserve_proto.errors import ShardserveError
-
-    if not isinstance(error, ShardserveError):
-        return error
-    typer.echo(f"shardserve: {error.code}: {error}", err=True)
-    return typer.Exit(1)
 
 
 register_arrays(app)

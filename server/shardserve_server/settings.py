@@ -24,7 +24,7 @@ from .link.regions import BufferKind, default_kind
 
 PREFIX = "SHARDSERVE_"
 #: Variables of the same prefix that belong to the client; they may be set where a server starts.
-CLIENT_VARIABLES = frozenset({"SHARDSERVE_URL", "SHARDSERVE_API_KEY", "SHARDSERVE_TIMEOUT"})
+CLIENT_VARIABLES = frozenset({"SHARDSERVE_URL", "SHARDSERVE_API_KEY"})
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Bytes = Annotated[ByteSize, Field(ge=1)]

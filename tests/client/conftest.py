@@ -96,6 +96,17 @@ def read_request(connection: socket.socket) -> bytes:
     return head + b"\r\n\r\n" + b"".join(pieces)
 
 
+@pytest.fixture(autouse=True)
+def _no_thread_is_left() -> Iterator[None]:
+    """A thread that outlives its test by some seconds fails it."""
+    before = set(threading.enumerate())
+    yield
+    left = [thread for thread in threading.enumerate() if thread not in before]
+    for thread in left:
+        thread.join(5)
+    assert not [thread for thread in left if thread.is_alive()]
+
+
 @pytest.fixture
 def raw_server() -> Iterator[Callable[..., RawServer]]:
     """Starts servers that give the answers one after another: bytes, None (hangs up), or a function of the socket."""

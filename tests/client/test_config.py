@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import shardserve as ss
@@ -68,3 +70,11 @@ def test_a_key_that_no_header_carries_is_refused_without_being_shown(key: str) -
 
 def test_a_key_shows_in_no_repr() -> None:
     assert KEY not in repr(resolve_address(None, KEY, allow_insecure=False))
+
+
+@pytest.mark.parametrize(
+    "arguments", [(8765,), (b"http://h",), ("http://127.0.0.1:1", b"abc"), ("http://127.0.0.1:1", 7)]
+)
+def test_what_is_no_text_is_refused_by_name_and_without_showing_a_key(arguments: Any) -> None:
+    with pytest.raises(ss.InvalidRequest, match="is a text, not a (int|bytes)$"):
+        ss.Client(*arguments)

@@ -269,7 +269,7 @@ def test_the_connection_used_last_is_used_next_and_threads_have_their_own(raw_se
             thread.start()
         for thread in threads:
             thread.join(10)
-        idle = client._transport._pool._idle  # type: ignore[union-attr]
+        idle = client._connections.here()._pool._idle
         assert len(idle) == server.connections == 4
         newest = idle[-1]
         client.identity(X)
@@ -290,7 +290,7 @@ def test_an_interrupt_leaves_no_half_used_connection(
     with ss.Client(server.url) as client:
         with pytest.raises(KeyboardInterrupt):
             client.identity(LARGE, progress=interrupt)
-        assert not client._transport._pool._idle  # type: ignore[union-attr]
+        assert not client._connections.here()._pool._idle
         np.testing.assert_array_equal(client.identity(X), X)
 
 
@@ -298,7 +298,7 @@ def test_a_forked_child_leaves_its_parent_s_connections_alone(raw_server: Any) -
     server: RawServer = raw_server(GOOD)
     with ss.Client(server.url) as client:
         client.identity(X)
-        pool = client._transport._pool  # type: ignore[union-attr]
+        pool = client._connections.here()._pool
         pool._process = os.getpid() + 1  # as a child finds it
         client.identity(X)
     assert server.connections == 2
@@ -448,7 +448,7 @@ def test_https_is_checked_against_the_certificates_of_this_host(
         with ss.Client(url, timeout=20) as client:
             for array in (X, LARGE, X):
                 np.testing.assert_array_equal(client.identity(array), array)
-            assert len(client._transport._pool._idle) == 1  # type: ignore[union-attr]
+            assert len(client._connections.here()._pool._idle) == 1
         thread.join(10)
         assert not thread.is_alive()
 

@@ -28,6 +28,8 @@ CLIENT: Any = ss.Client
         (lambda: ss.xmap(in_axis=["i"]), "did you mean 'in_axes'"),
         (lambda: ss.xmap(axis_resource={}), "did you mean 'axis_resources'"),
         (lambda: ss.vmap(ss.dot, in_axis=0), "did you mean 'in_axes'"),
+        (lambda: ss.vmap(ss.dot, spmd_axis_name="x"), "has no keyword 'spmd_axis_name'; ss.xmap .* by axis_resources"),
+        (lambda: ss.xmap(spmd_axis_name="x"), "it is called 'axis_resources' here"),
         (lambda: CLIENT(timeout_s=3), "Client has no keyword 'timeout_s'; it is called 'timeout'"),
         (lambda: CLIENT(api_keys="x"), "Client has no keyword 'api_keys'"),
     ],

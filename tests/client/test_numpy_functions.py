@@ -133,3 +133,42 @@ def test_normalize_divides_by_the_total_or_the_euclidean_norm() -> None:
     np.testing.assert_allclose(run(lambda x: ss.normalize(x, norm="sum"), X), X / X.sum())
     rows = run(lambda x: ss.normalize(x, norm="l2", axis=1), X)
     np.testing.assert_allclose(rows, X / np.linalg.norm(X, axis=1, keepdims=True))
+
+
+AXES: list[Any] = [0, 1, 2, 3, -1, -3, -4, 5, (0, 1), (0, 0), (0, -3), (), (2, 5), 1.0, "a"]
+
+
+@pytest.mark.parametrize("axis", AXES, ids=repr)
+@pytest.mark.parametrize(
+    "function",
+    [
+        np.squeeze,
+        lambda x, axis: x.squeeze(axis),
+        np.expand_dims,
+        lambda x, axis: np.moveaxis(x, axis, 0),
+        lambda x, axis: np.moveaxis(x, 0, axis),
+        lambda x, axis: np.moveaxis(x, (0, 1), axis),
+        lambda x, axis: np.swapaxes(x, axis, 0),
+        lambda x, axis: x.swapaxes(0, axis),
+        lambda x, axis: np.sum(x, axis=axis),
+        lambda x, axis: np.max(x, axis=axis),
+        np.transpose,
+    ],
+    ids=["squeeze", ".squeeze", "expand_dims", "source", "destination", "two", "swap", ".swap", "sum", "max", "axes"],
+)
+def test_a_wrong_dimension_is_refused_where_numpy_refuses(function: Callable[..., Any], axis: Any) -> None:
+    x = np.arange(5.0).reshape(1, 1, 5)
+    try:
+        wanted = function(x, axis)
+    except (TypeError, ValueError):
+        with pytest.raises(ss.ShardserveError):
+            run(lambda a: function(a, axis), x)
+    else:
+        np.testing.assert_array_equal(run(lambda a: function(a, axis), x), wanted)
+
+
+def test_a_dimension_that_is_not_1_is_not_squeezed() -> None:
+    with pytest.raises(
+        ss.ShapeError, match=r"squeeze: dimension 0 of \(2, 3\) has size 2, not 1 \(line \d+ of test_numpy"
+    ):
+        run(lambda x: np.squeeze(x, 0), X)

@@ -10,6 +10,7 @@ import pydoc
 import re
 import subprocess
 import sys
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -142,3 +143,8 @@ def test_one_file_imports_httpx() -> None:
     pattern = re.compile(r"^\s*(import|from) httpx", re.MULTILINE)
     files = {path.name for path in Path(ss.__file__).parent.glob("*.py") if pattern.search(path.read_text())}
     assert files == {"_transport.py"}
+
+
+@pytest.mark.parametrize("package", ["shardserve", "shardserve_proto", "shardserve_server"])
+def test_types_reach_the_user(package: str) -> None:
+    assert resources.files(package).joinpath("py.typed").is_file()

@@ -57,7 +57,7 @@ def test_where_an_object_goes_nothing_is_sent_and_no_lock_is_taken(monkeypatch: 
     monkeypatch.setattr(_releases, "PAUSE_S", 60.0)
     with ss.Client(NOWHERE) as client:
         h = handle(client, releases=client._releases.watch())
-        monkeypatch.setattr(client._transport, "send", lambda *_: pytest.fail("I/O"))
+        monkeypatch.setattr(client._connections.here(), "send", lambda *_: pytest.fail("I/O"))
         client._releases._starting.acquire()
         started = time.perf_counter()
         del h

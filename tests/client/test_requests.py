@@ -147,7 +147,7 @@ def test_a_program_of_too_many_steps_is_refused_by_name() -> None:
             x = x + 1
         return x
 
-    with pytest.raises(ss.InvalidRequest, match="steps"):
+    with pytest.raises(ss.ProgramError, match="more than 1024 steps"):
         function_call(long, (M,), {}, Defaults())
 
 
@@ -175,3 +175,12 @@ def test_a_kernel_that_only_the_server_knows_is_sent_as_it_is() -> None:
     assert outgoing.expected is None
     (step,) = validate(CallRequest, decode_header(outgoing.header)).program.steps
     assert step.params == {"alpha": 2, "sizes": (1, 2), "kind": "float32", "n": 3}
+
+
+def test_what_no_server_takes_is_refused_before_it_is_copied() -> None:
+    huge = np.broadcast_to(np.float32(1), (5 * 2**30,))  # 20 GiB that take four bytes
+    for _ in range(2):
+        with pytest.raises(ss.TooLarge, match="21474836480 bytes, at most 17179869184"):
+            kernel_call("sum", [huge], {}, {}, Defaults())
+        with pytest.raises(ss.TooLarge):
+            function_call(lambda x: x.sum(), (huge,), {}, Defaults())

@@ -14,7 +14,11 @@ import pytest
 
 import shardserve as ss
 from shardserve import _patience
+from shardserve._arrays import buffers_of
+from shardserve._config import EXPECT_WAIT_S
 from shardserve._patience import Patience
+from shardserve._requests import Outgoing
+from shardserve_proto.frames import encode_frame
 
 from .conftest import RawServer
 from .replies import frame, http, refusal
@@ -127,6 +131,30 @@ def test_a_server_that_reads_nothing_ends_in_a_timeout() -> None:
             client.identity(np.zeros(64 * 2**20, np.uint8))
 
 
+def test_the_time_to_gather_an_array_s_bytes_counts(raw_server: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slowly(outgoing: Outgoing) -> list[Any]:
+        time.sleep(0.3)
+        return encode_frame(outgoing.header, buffers_of(outgoing.leaves))
+
+    monkeypatch.setattr(Outgoing, "frame", slowly)
+    server = raw_server(GOOD)
+    with ss.Client(server.url) as client, pytest.raises(ss.TimedOut):
+        client.identity(X, timeout=0.2)
+    assert server.requests == []
+
+
+def test_a_short_timeout_holds_for_the_server_s_word_before_a_large_body_too() -> None:
+    async def use(url: str) -> None:
+        async with ss.AsyncClient(url, timeout=0.2) as client:
+            with pytest.raises(ss.TimedOut):
+                await client.identity(np.zeros(2 * 2**20, np.uint8))
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:  # which says nothing
+        started = time.monotonic()
+        asyncio.run(use(f"http://127.0.0.1:{listener.getsockname()[1]}"))
+        assert time.monotonic() - started < EXPECT_WAIT_S
+
+
 def test_nobody_at_the_address_is_told_after_a_few_quick_tries() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -155,6 +183,39 @@ def test_a_server_that_comes_up_meanwhile_is_reached() -> None:
     with ss.Client(f"http://127.0.0.1:{port}") as client:
         assert client.devices() == []
     thread.join(10)
+
+
+def test_a_server_that_is_started_again_is_waited_for_and_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(_patience, "QUIET_START_S", 0.5)
+    answer = http(b"[]", kind="application/json")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        gone = threading.Event()
+
+        def serve(listener: socket.socket) -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(answer)
+
+        def serve_twice() -> None:
+            serve(listener)
+            listener.close()
+            gone.set()
+            time.sleep(1.3)  # longer than three quick tries
+            with socket.create_server(("127.0.0.1", port)) as again:
+                serve(again)
+
+        thread = threading.Thread(target=serve_twice)
+        thread.start()
+        with ss.Client(f"http://127.0.0.1:{port}") as client:
+            assert client.devices() == []
+            gone.wait(10)
+            assert client.devices() == []
+        thread.join(10)
+    assert "shardserve: waiting for the server (no server answers" in capsys.readouterr().err
 
 
 def test_a_long_start_of_the_engine_is_told_once(
@@ -192,9 +253,11 @@ def test_the_async_client_asks_again_in_the_same_way(raw_server: Start) -> None:
 def test_a_closed_client_says_so(raw_server: Start) -> None:
     server = raw_server(GOOD)
     client = ss.Client(server.url)
+    client.identity(X)
     client.close()
     with pytest.raises(ss.ConnectFailed, match="the client is closed"):
         client.identity(X)
+    assert len(server.requests) == 1
 
 
 def test_closing_a_copy_leaves_the_connections_open(raw_server: Start) -> None:

@@ -11,8 +11,11 @@ from hypothesis import strategies as st
 
 import shardserve as ss
 from shardserve import P
+from shardserve._arrays import aval_of
 from shardserve._functions import TracedFunction, trace_function
 from shardserve._tree import flatten
+from shardserve_proto.abstract import Scope, evaluate
+from shardserve_proto.signatures import BUILTIN
 
 from .interpreter import run
 
@@ -421,3 +424,64 @@ def test_a_call_of_a_mapped_function_outside_of_a_trace_points_to_the_client() -
 def test_keywords_for_a_mapped_function_are_refused() -> None:
     with pytest.raises(ss.ProgramError, match="positional arguments only"):
         run(lambda x: ss.vmap(ss.dot)(x, y=x), X)
+
+
+# --- errors name the user's line -------------------------------------------------------------------------------------
+
+
+def test_the_size_of_an_axis_is_a_number_while_the_function_is_traced() -> None:
+    def function(x: Any) -> Any:
+        size = ss.axis_size("i")
+        assert type(size) is int
+        return x.reshape(size, -1) * sum(range(size)) + ss.axis_size(("i", "j"))
+
+    x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    found = run(ss.xmap(function, ["i", "j", ...], ["i", "j", ...]), x)
+    np.testing.assert_array_equal(found, x.reshape(2, 3, 2, 2) + 6)
+    assert found.dtype == np.float32
+
+
+@pytest.mark.parametrize("names", ["k", ("i", "i"), 3])
+def test_the_size_of_no_axis_is_an_error_with_the_line(names: Any) -> None:
+    with pytest.raises(ss.ShardserveError, match="axis_size") as caught:
+        run(ss.xmap(lambda x: x * ss.axis_size(names), ["i"], ["i"]), np.ones(3))
+    assert names == 3 or "test_transforms.py" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "message"),
+    [
+        (lambda x: ss.with_sharding_constraint(x * 2, P("x", None, "y")), ss.ShardingError, "has 3 entries"),
+        (lambda x: ss.with_sharding_constraint(x * 2, P("x", "x")), ss.ShardingError, "stands twice"),
+        (lambda x: ss.jit(lambda v: v, out_shardings=P("x", None, "y"))(x + 0), ss.ShardingError, "has 3 entries"),
+        (
+            ss.xmap(
+                lambda x: ss.with_sharding_constraint(x, P("x")), ["i", ...], ["i", ...], axis_resources={"i": "x"}
+            ),
+            ss.ShardingError,
+            "uses mesh axis 'x', which already carries the named axis 'i'",
+        ),
+        (
+            ss.xmap(
+                lambda x: ss.xmap(lambda y: y, ["k"], ["k"], axis_resources={"k": "x"})(x + 0),
+                ["i", ...],
+                ["i", ...],
+                axis_resources={"i": "x"},
+            ),
+            ss.AxisError,
+            "argument 0 carries the axes 'i' and 'k'",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_told_with_the_user_s_line(function: Any, error: Any, message: str) -> None:
+    with pytest.raises(error, match=message + r".*\(line \d+ of test_transforms.py"):
+        run(function, X)
+
+
+def test_a_constraint_is_called_what_the_user_wrote() -> None:
+    traced = trace(lambda x: ss.with_sharding_constraint(x * 2, P("devics")), X)
+    scope = Scope(mesh=(("devices", 8),))
+    with pytest.raises(
+        ss.ShardingError, match=r"step 1 \(with_sharding_constraint\): .*axis 'devics'.*did you mean 'devices'"
+    ):
+        evaluate(traced.program, [aval_of(X)], scope, BUILTIN)

@@ -16,6 +16,7 @@ from shardserve._config import CAPTURED_BYTES
 
 from .interpreter import run
 
+ADD: Any = np.add
 LARGE = np.zeros(CAPTURED_BYTES + 1, np.uint8)
 
 
@@ -32,6 +33,10 @@ def loop_over_values(x: Any) -> Any:
 def item_assignment(x: Any) -> Any:
     x[0] = 1
     return x
+
+
+def deletion(x: Any) -> Any:
+    del x[0]
 
 
 def indexing_by_a_list(x: Any) -> Any:
@@ -69,6 +74,16 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str, str]] = {
     "reflected operator": (lambda x: 2 % x, "2 % x", "dir(shardserve)"),
     "invert": (lambda x: ~x, "~x", "dir(shardserve)"),
     "large capture": (lambda x: x + LARGE, "x + LARGE", "as an argument"),
+    "method keyword": (lambda x: x.reshape((3, 1), order="F"), 'order="F"', "plain form"),
+    "where of a method": (lambda x: x.sum(where=[True]), "where=[True]", "plain form"),
+    "initial": (lambda x: x.max(initial=0), "initial=0", "plain form"),
+    "too many arguments": (lambda x: x.mean(0, None, None), "x.mean(0, None, None)", "plain form"),
+    "reduce": (lambda x: ADD.reduce(x, 0, None, None, False, 5), "ADD.reduce", "plain form"),
+    "format": (lambda x: f"{x:.2f}", "{x:.2f}", "return the array"),
+    "round": (lambda x: round(x), "round(x)", "return the array"),
+    "np.round": (lambda x: np.round(x, 2), "np.round(x, 2)", "dir(shardserve)"),
+    "pow of three": (lambda x: pow(x, 2, 3), "pow(x, 2, 3)", "x ** y"),
+    "deletion": (deletion, "del x[0]", "result of a function"),
     "einsum lists": (lambda x: np.einsum(x, [0], [0]), "np.einsum(x, [0], [0])", "subscripts"),
 }
 
@@ -173,3 +188,24 @@ def test_the_kernels_own_errors_appear_in_the_client_with_kernel_and_line(
 def test_what_is_given_to_run_must_be_a_function() -> None:
     with pytest.raises(ss.ProgramError, match="takes a function"):
         run(np.ones(2))  # type: ignore[arg-type]
+
+
+def endless(x: Any) -> Any:
+    for _ in range(3000):
+        x = x + 1
+    return x
+
+
+@pytest.mark.parametrize("function", [endless, ss.vmap(endless)], ids=["plain", "nested"])
+def test_a_loop_of_too_many_steps_names_its_line_and_the_alternative(function: Any) -> None:
+    with pytest.raises(
+        ss.ProgramError, match=r"line \d+ of test_untraceable.py: `x = x \+ 1`: .*more than 1024 steps.*ss\.vmap"
+    ):
+        run(function, np.ones(2))
+
+
+def test_too_many_captured_arrays_and_results_are_refused_by_name() -> None:
+    with pytest.raises(ss.ProgramError, match=r"sum\(.*more than 256 inputs, captured arrays included; stack"):
+        run(lambda x: x + sum(x * np.ones(2) for _ in range(300)), np.ones(2))
+    with pytest.raises(ss.ProgramError, match=r"the function at line \d+ .* returns 300 arrays, at most 256 .*stack"):
+        run(lambda x: [x] * 300, np.ones(2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -52,6 +53,41 @@ def test_a_large_array_goes_and_comes_whole(client: ss.Client) -> None:
     found += 1  # its own memory
     assert log[0].sent_bytes > LARGE.nbytes
     assert log[0].received_bytes > LARGE.nbytes
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_forked_processes_never_read_each_other_s_answers(client: ss.Client) -> None:
+    assert client.sum(np.ones(3)) == 3
+
+    def work(seed: int) -> None:
+        for number in range(60):
+            x = np.full(64, seed * 1000 + number)
+            np.testing.assert_array_equal(client.negative(x), -x)
+
+    children = [multiprocessing.get_context("fork").Process(target=work, args=(seed,)) for seed in range(4)]
+    for child in children:
+        child.start()
+    work(9)
+    for child in children:
+        child.join(50)
+    assert [child.exitcode for child in children] == [0] * 4
+
+
+def test_an_async_client_serves_one_event_loop_after_another(server_url: str) -> None:
+    client = ss.AsyncClient(server_url)
+
+    async def use() -> None:
+        assert await asyncio.gather(*(client.sum(np.full(3, number)) for number in range(8))) == [*range(0, 24, 3)]
+
+    for _ in range(3):
+        asyncio.run(use())
+
+    async def end() -> None:
+        await client.close()
+        with pytest.raises(ss.ConnectFailed, match="the client is closed"):
+            await client.sum(np.ones(3))
+
+    asyncio.run(end())
 
 
 def test_the_async_client_runs_calls_beside_each_other(server_url: str) -> None:
@@ -142,6 +178,8 @@ def test_a_local_server_ends_with_its_block() -> None:
         pid = server.pid
         assert pid is not None
         assert is_alive(pid)
+        assert server.start() is client
+        assert server.pid == pid, "a second start makes no second server"
     assert not is_alive(pid)
     assert server.pid is None
 

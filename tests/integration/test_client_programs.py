@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -99,16 +100,16 @@ def test_no_assignment_of_resources_changes_a_result(
 
 
 def test_a_function_is_traced_once_and_compiled_once(client: ss.Client) -> None:
-    runs = []
+    runs = itertools.count()  # which nobody watches; a list that grows would make the function another
 
     def function(x: Any) -> Any:
-        runs.append(x)
+        next(runs)
         return x * 2.25
 
     with client.record() as log:
         for _ in range(3):
             client.run(function, X)
-    assert len(runs) == 1
+    assert next(runs) == 1
     assert [call.report.compiled for call in log][1:] == [False, False]
 
 
@@ -120,6 +121,14 @@ def test_a_captured_array_is_sent_with_what_it_holds_now(client: ss.Client) -> N
     np.testing.assert_array_equal(client.run(function, X), X * 3)
 
 
+def test_an_element_of_a_captured_array_is_read_as_it_is_now(client: ss.Client) -> None:
+    weights = np.ones(5)
+    function = lambda x: x * weights[0]  # noqa: E731
+    np.testing.assert_array_equal(client.run(function, X), X)
+    weights[0] = 3
+    np.testing.assert_array_equal(client.run(function, X), X * 3)
+
+
 def test_named_tuples_come_back_as_they_are(client: ss.Client) -> None:
     from collections import namedtuple
 
@@ -128,3 +137,11 @@ def test_named_tuples_come_back_as_they_are(client: ss.Client) -> None:
     assert isinstance(found, pair)
     np.testing.assert_allclose(found.total, X.sum())
     assert found.largest == X.max()
+
+
+@pytest.mark.parametrize("source", ["float64", "float32", "float16"])
+def test_floats_outside_of_an_integer_s_range_become_the_nearest_and_nan_zero(client: ss.Client, source: str) -> None:
+    x = np.array([-1.0, 300.0, 2.7, np.nan, np.inf, -np.inf]).astype(source)
+    assert client.astype(x, "uint8").tolist() == [0, 255, 2, 0, 255, 0]
+    assert client.astype(x, "int8").tolist() == [-1, 127, 2, 0, 127, -128]
+    assert client.astype(x[-2:], "int64").tolist() == [2**63 - 1, -(2**63)]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import itertools
+import pickle
 from typing import Any
 
 import numpy as np
@@ -58,10 +61,38 @@ def test_a_spec_prints_as_it_is_written() -> None:
     assert repr(AUTO) == "AUTO"
 
 
-@pytest.mark.parametrize("entry", [1, 1.5, ("x", 2), b"x", ["x"], np.int64(0)])
+@pytest.mark.parametrize("entry", [1, 1.5, ("x", 2), b"x", ["x"], np.int64(0), ("x", None)])
 def test_an_entry_that_is_no_mesh_axis_is_refused(entry: Any) -> None:
     with pytest.raises(ShardingError, match="a mesh axis, a tuple of them, or None"):
         P(entry)
+
+
+@pytest.mark.parametrize(
+    ("entries", "text"),
+    [
+        (("",), "a name is 1 to 64 bytes"),
+        ((("x", ""),), "a name is 1 to 64 bytes"),
+        (("x" * 65,), "a name is 1 to 64 bytes"),
+        ((tuple("abcdefghi"),), "at most 8"),
+        ((None,) * 33, "at most 32"),
+    ],
+    ids=str,
+)
+def test_what_the_wire_has_no_room_for_is_refused_where_it_is_written(entries: Any, text: str) -> None:
+    with pytest.raises(ShardingError, match=text):
+        P(*entries)
+
+
+@dataclasses.dataclass
+class Placement:
+    spec: P
+
+
+@pytest.mark.parametrize("spec", [P(), P("x"), P(None), P("x", None), P("x", None, ("y", "z")), P(("x", "y"))], ids=str)
+def test_a_spec_survives_copies_pickles_and_dataclasses(spec: P) -> None:
+    pickles = [pickle.loads(pickle.dumps(spec, version)) for version in range(pickle.HIGHEST_PROTOCOL + 1)]  # noqa: S301
+    copies = [copy.copy(spec), copy.deepcopy(spec), dataclasses.asdict(Placement(spec))["spec"], *pickles]
+    assert all(type(other) is P and other == spec for other in copies)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,10 +16,18 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import shardserve as ss
+from shardserve import _config
+from shardserve_proto.dtypes import BFLOAT16
 from shardserve_proto.errors import NotFound
-from shardserve_server.cli import app
+from shardserve_proto.messages import KernelInfo, Report, ServerInfo
+from shardserve_server.cli import _announce, app
+from shardserve_server.settings import CLIENT_VARIABLES
 
 EVERYWHERE = "0.0.0.0"  # noqa: S104
+REPORT = Report(
+    device_kind="cpu", mesh=(), devices=(0,), precision="highest", arguments=(), outputs=(), compiled=True, phases_s={}
+)
 
 
 def start(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -66,8 +75,8 @@ def client(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     asked: list[Any] = []
 
     class Client:
-        def __init__(self, url: str | None = None) -> None:
-            asked.append(url)
+        def __init__(self, url: str | None = None, *, allow_insecure: bool = False) -> None:
+            asked.append((url, allow_insecure))
 
         def __enter__(self) -> Client:
             return self
@@ -75,17 +84,30 @@ def client(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         def __exit__(self, *_: object) -> None:
             pass
 
-        def info(self) -> dict[str, Any]:
-            return {"versions": {"shardserve": "9"}, "notes": ["a", "b"]}
+        def info(self) -> ServerInfo:
+            return ServerInfo(
+                versions={"shardserve": "9"},
+                limits={},
+                meshes={"grid": (("x", 4),)},
+                device_kind="cpu",
+                device_count=1,
+                notes=("a", "b"),
+            )
 
-        def devices(self) -> list[dict[str, Any]]:
-            return [{"id": 0, "kind": "cpu"}]
+        def devices(self) -> list[ss.Device]:
+            return [ss.Device(0, "cpu", "cpu")]
+
+        def kernels(self) -> list[KernelInfo]:
+            return [
+                KernelInfo(name="dot", signature="", operands=(), is_variadic=False, parameters=(), summary="", doc="")
+            ]
 
         def call(self, kernel: str, *arrays: Any, **params: Any) -> Any:
             if kernel == "missing":
                 raise NotFound("there is no kernel 'missing'")
             asked.append((kernel, [array.tolist() for array in arrays], params))
-            return SimpleNamespace(value=arrays[0] * 2, report={"compiled": True})
+            value = arrays[0].astype(BFLOAT16) if kernel == "astype" else arrays[0] * 2
+            return SimpleNamespace(value=value, report=REPORT)
 
     monkeypatch.setitem(sys.modules, "shardserve", SimpleNamespace(Client=Client))
     return asked
@@ -106,16 +128,16 @@ def test_call_reads_and_writes_npy(client: list[Any], array: Path, tmp_path: Pat
     out = tmp_path / "result"
     done = invoke("call", "normalize", str(array), "-o", str(out), "--param", "norm=sum", "--param", "axis=[0, 1]")
     assert done.exit_code == 0, done.output
-    assert client == [None, ("normalize", [[1.0, 2.0]], {"norm": "sum", "axis": [0, 1]})]
+    assert client == [(None, False), ("normalize", [[1.0, 2.0]], {"norm": "sum", "axis": [0, 1]})]
     np.testing.assert_array_equal(np.load(out), [2.0, 4.0])
     assert str(out) in done.stdout
 
 
 def test_call_prints_the_result_or_json(client: list[Any], array: Path) -> None:
     assert invoke("call", "dot", str(array), "--url", "http://h:1").stdout == "[2. 4.]\n"
-    assert client[0] == "http://h:1"
+    assert client[0] == ("http://h:1", False)
     printed = json.loads(invoke("call", "dot", str(array), "--json").stdout)
-    assert printed == {"dtype": "float64", "shape": [2], "report": {"compiled": True}}
+    assert printed == {"dtype": "float64", "shape": [2], "report": REPORT.model_dump(mode="json")}
 
 
 def test_a_named_error_is_one_line_and_status_1(client: list[Any], array: Path) -> None:
@@ -140,8 +162,72 @@ def test_a_parameter_is_a_name_and_a_value(client: list[Any], array: Path, text:
 
 
 def test_info_is_a_table_or_json(client: list[Any]) -> None:
-    assert "shardserve 9" in invoke("info").stdout
-    assert json.loads(invoke("info", "--json").stdout)["devices"] == [{"id": 0, "kind": "cpu"}]
+    text = invoke("info", "--url", "http://h:1", "--allow-insecure").stdout
+    assert all(part in text for part in ("shardserve 9", "0: cpu", "dot"))
+    assert client == [("http://h:1", True)]
+    printed = json.loads(invoke("info", "--json").stdout)
+    assert printed["devices"] == [{"id": 0, "kind": "cpu", "platform": "cpu", "process": 0}]
+    assert printed["kernels"] == ["dot"]
+
+
+@pytest.mark.parametrize(
+    ("url", "key"),
+    [("nonsense", None), ("http://127.0.0.1:9", None), ("http://127.0.0.1:9", "k\n"), ("http://10.0.0.1:9", "key")],
+)
+@pytest.mark.parametrize("command", ["info", "call"])
+def test_every_named_error_of_the_sdk_is_one_line(
+    command: str, url: str, key: str | None, array: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHARDSERVE_API_KEY", key or "")
+    done = invoke(command, *(["dot", str(array), str(array)] if command == "call" else []), "--url", url)
+    assert done.exit_code == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(("shardserve: bad_request: ", "shardserve: connect_failed: "))
+
+
+def test_a_result_that_cannot_be_written_is_one_line(client: list[Any], array: Path, tmp_path: Path) -> None:
+    done = invoke("call", "dot", str(array), "-o", str(tmp_path / "no" / "y.npy"))
+    assert (done.exit_code, "there is no folder" in done.stderr, client) == (2, True, [])
+    full = invoke("call", "dot", str(array), "-o", "/dev/full")
+    assert (full.exit_code, full.stderr) == (1, "shardserve: /dev/full is not written: No space left on device\n")
+
+
+def test_no_npy_file_loses_its_dtype(client: list[Any], array: Path, tmp_path: Path) -> None:
+    out = tmp_path / "y.npy"
+    done = invoke("call", "astype", str(array), "--param", "dtype=bfloat16", "-o", str(out))
+    assert done.exit_code == 1
+    assert "cannot say bfloat16; cast the result to float32" in done.stderr
+    assert not out.exists()
+    np.save(out, np.ones(2, BFLOAT16))
+    refused = invoke("call", "dot", str(out))
+    assert refused.exit_code == 2
+    assert "|V2" in refused.stderr
+
+
+def test_what_is_no_single_array_is_no_array_file(client: list[Any], tmp_path: Path) -> None:
+    several, empty = tmp_path / "a.npz", tmp_path / "empty.npy"
+    np.savez(several, a=np.ones(2))
+    empty.touch()
+    assert [invoke("call", "dot", str(path)).exit_code for path in (several, empty)] == [2, 2]
+
+
+def test_the_version_is_told() -> None:
+    assert invoke("--version").stdout == f"shardserve {version('shardserve')}\n"
+
+
+def test_the_variables_of_the_client_are_those_that_it_reads() -> None:
+    assert {_config.URL_VARIABLE, _config.KEY_VARIABLE} == CLIENT_VARIABLES
+
+
+@pytest.mark.parametrize(
+    ("host", "text"),
+    [("127.0.0.1", "listens on http://127.0.0.1:80 "), (EVERYWHERE, f"listens on {EVERYWHERE}, port 80 ")],
+)
+def test_a_server_says_where_it_listens(host: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    _announce(host, {"version": "1", "url": "http://127.0.0.1:80", "pid": 1, "needs_key": True})
+    told = capsys.readouterr().out
+    assert text in told
+    assert ("allow_insecure=True" in told) == (host == EVERYWHERE)
 
 
 def test_the_settings_are_printed_from_the_one_table() -> None:
@@ -149,6 +235,8 @@ def test_the_settings_are_printed_from_the_one_table() -> None:
     assert {"name": "port", "variable": "SHARDSERVE_PORT", "unit": "", "default": "8000"}.items() <= rows[1].items()
     table = CliRunner(env={"COLUMNS": "250"}).invoke(app, ["settings"]).stdout
     assert all(row["variable"] in table and row["meaning"] in table for row in rows)
+    narrow = CliRunner(env={"COLUMNS": "80"}).invoke(app, ["settings"]).stdout
+    assert all(row["variable"] in narrow for row in rows)
 
 
 def test_help_names_every_command() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 from rich.console import Console, Group
@@ -13,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shardserve import Call
+from shardserve_proto.layout import holders
 from shardserve_proto.messages import PlacementReport, Report
 from shardserve_proto.specs import P, describe_mesh, spec_from_wire
 
@@ -112,15 +112,8 @@ class Screen:
 def ruler(report: Report) -> str:
     """A result of one dimension as a strip: a box with the devices of each part, and the bounds below it."""
     (output,) = report.outputs
-    sizes, spec = dict(report.mesh), P(*(output.spec or ()))
-    devices: dict[int, list[int]] = {}
-    for device, place in zip(report.devices, itertools.product(*map(range, sizes.values())), strict=True):
-        at = dict(zip(sizes, place, strict=True))
-        part = 0
-        for axis in spec.axes_of(0):
-            part = part * sizes[axis] + at[axis]
-        devices.setdefault(part, []).append(device)
-    boxes = [",".join(map(str, devices[part])).center(7) for part in sorted(devices)]
+    held = holders(output, report.mesh, report.devices)
+    boxes = [",".join(map(str, held[part])).center(7) for part in sorted(held)]
     bounds = [min(part * output.shard_shape[0], output.shape[0]) for part in range(len(boxes) + 1)]
     ticks = "".join(_short(bound).ljust(8) for bound in bounds)
     return f"|{'|'.join(boxes)}|\n{ticks}".rstrip()

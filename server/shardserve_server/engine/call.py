@@ -37,6 +37,8 @@ Allocate = Callable[[int], memoryview]
 SMALL_BYTES = 64 * 1024
 #: How long a call without a deadline waits for running calls to make room.
 ROOM_WAIT_S = 60.0
+#: What a run-time error says when memory ran out: in XLA, or in a library that allocates for itself.
+_NO_ROOM = ("resource_exhausted", "out of memory", "failed to allocate", "alloc_failed", "ynnpack operation failed")
 
 
 @dataclass(frozen=True)
@@ -262,7 +264,7 @@ def named(error: BaseException) -> ShardserveError:
     """The named error that a caller gets for any exception."""
     if isinstance(error, ShardserveError):
         return error
-    if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error):
+    if isinstance(error, jax.errors.JaxRuntimeError) and any(sign in str(error).lower() for sign in _NO_ROOM):
         return OutOfMemory("the devices have no room for this call now; free arrays, or send less at once")
     if isinstance(error, MemoryError):
         return OutOfMemory("the host has no room for this call now; send less at once")

@@ -22,6 +22,7 @@ from .move import Move, build_move
 from .named_axes import Runner
 from .placement import Placed, Where, trimmed
 from .plan import Plan
+from .products import check_products
 from .transfer import carrier
 
 PRECISIONS: dict[Precision, jax.lax.Precision] = {
@@ -94,8 +95,8 @@ def build(plan: Plan, registry: Registry, meshes: Meshes, *, memory_bytes: int) 
     """Trace and compile.
 
     Raises:
-        CompileFailed: the compiler refused it.
-        TooLarge: with its temporaries it can never fit.
+        CompileFailed: XLA refused the program.
+        TooLarge: the program, or a product in it, needs more memory than all devices have.
     """
     if plan.is_transfer:
         return _transfer(plan, meshes)
@@ -103,6 +104,7 @@ def build(plan: Plan, registry: Registry, meshes: Meshes, *, memory_bytes: int) 
     shardings_in = tuple(meshes.sharding(where) for where in plan.arguments)
     shardings_out = tuple(None if o.placed.spec is None else meshes.sharding(o) for o in plan.outputs)
     lowered = _lower(plan, registry, mesh, shardings_in, shardings_out)
+    check_products(lowered.as_text(), memory_bytes)
     try:
         compiled = _compile(lowered)
     except ValueError:

@@ -7,11 +7,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from shardserve_proto.einsum import Labels, parse_subscripts
 
 from .dot import Product, contract, inner_product
-from .registry import Context, Operand, Registry
+from .registry import Context, Operand, Registry, cast
 
 
 def register(registry: Registry) -> None:
@@ -63,12 +64,24 @@ def _inner(labels: Labels, contracted: str) -> Product:
     return product
 
 
+def _is_one_product(labels: Labels) -> bool:
+    """Whether one product of two arrays does it all: no diagonal, and no label that one operand sums out alone."""
+    if len(labels.inputs) != 2 or any(len(set(own)) < len(own) for own in labels.inputs):
+        return False
+    left, right = map(set, labels.inputs)
+    return left ^ right <= set(labels.output)
+
+
 def _general(labels: Labels) -> Product:
     """jnp.einsum with explicit labels as numbers, so that an ellipsis needs no second reading."""
+    is_product = _is_one_product(labels)
     numbers = {label: number for number, label in enumerate(sorted({a for own in labels.inputs for a in own}))}
     einsum: Callable[..., jax.Array] = jnp.einsum  # its overloads know no interleaved form
 
-    def product(*arrays: jax.Array, **options: Any) -> jax.Array:
+    def product(*arrays: jax.Array, preferred_element_type: Any, **options: Any) -> jax.Array:
+        if not is_product:  # jnp.einsum totals and multiplies intermediates in the operands' dtype
+            arrays = tuple(cast(array, np.dtype(preferred_element_type)) for array in arrays)
+        options["preferred_element_type"] = preferred_element_type
         interleaved: list[Any] = []
         for array, own in zip(arrays, labels.inputs, strict=True):
             interleaved += [array, [numbers[label] for label in own]]

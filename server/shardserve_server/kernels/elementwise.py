@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from shardserve_proto.abstract import Aval
 from shardserve_proto.dtypes import DTYPES
 from shardserve_proto.rules import BINARY, UNARY, elementwise_loop
 
-from .registry import Context, Implementation, Operand, Registry, cast, exact_divide
+from .registry import Context, Implementation, Operand, Registry, cast, entangle, exact_divide, settle
 
 #: kernel -> the function that computes it, once the operands are in NumPy's loop dtypes.
 _FUNCTIONS: dict[str, Callable[..., jax.Array]] = {
@@ -20,6 +21,11 @@ _FUNCTIONS: dict[str, Callable[..., jax.Array]] = {
     "maximum": jnp.maximum, "minimum": jnp.minimum, "equal": jnp.equal, "not_equal": jnp.not_equal, "less": jnp.less,
     "less_equal": jnp.less_equal, "greater": jnp.greater, "greater_equal": jnp.greater_equal,
 }  # fmt: skip
+
+#: The product, the square and the exponent that are left.
+PowerState = tuple[jax.Array, jax.Array, jax.Array]
+#: No rewrite of these, alone or with a neighbour, gives another number: they round nothing.
+_EXACT = frozenset({"negative", "abs", "maximum", "minimum"})
 
 
 def _document(name: str, ufunc: np.ufunc) -> str:
@@ -40,9 +46,51 @@ def _implementation(name: str, ufunc: np.ufunc) -> Implementation:
         arrays = [cast(operand, dtype) for operand, dtype in zip(operands, loop, strict=False)]
         if {array.dtype for array in arrays} == {DTYPES["int64"], DTYPES["uint64"]}:
             return _compare_signed(name, arrays[0], arrays[1])
-        return cast(function(*arrays), context.dtype)
+        if name == "power" and context.dtype.kind in "iu":
+            return _integer_power(arrays[0], arrays[1], context.operands[1])
+        if name in ("add", "subtract"):
+            arrays = _with_zeros_kept(arrays, context)
+        result = cast(function(*arrays), context.dtype)
+        return result if name in _EXACT else settle(result)
 
     return run
+
+
+def _integer_power(x: jax.Array, exponent: jax.Array, given: Aval) -> jax.Array:
+    """Square and multiply, over all bits that the exponent can have; it is not negative. Products wrap, as in NumPy."""
+    shape = jnp.broadcast_shapes(x.shape, exponent.shape)
+    if isinstance(given.value, int):
+        known: jax.Array = jax.lax.integer_pow(x, int(given.value))
+        return jnp.broadcast_to(known, shape)
+    x, exponent = jnp.broadcast_to(x, shape), jnp.broadcast_to(exponent, shape)
+    # In rounds of 8 bits: written out, 64 bits of many steps would take minutes to compile; one by one, 64 passes.
+    rounds = given.strong_dtype.itemsize
+    state = (jnp.ones_like(x), x, exponent)
+    if rounds > 1:
+        state = jax.lax.fori_loop(1, rounds, lambda _, state: _power_of_byte(state), state)
+    return _power_of_byte(state)[0]
+
+
+def _power_of_byte(state: PowerState) -> PowerState:
+    """The product so far times `square` to the power of the exponent's lowest byte, for the next byte."""
+    product, square, exponent = state
+    one = np.array(1, exponent.dtype)
+    for _ in range(8):
+        product = jnp.where(exponent & one == one, product * square, product)
+        square, exponent = square * square, exponent >> one
+    return product, square, exponent
+
+
+def _with_zeros_kept(arrays: Sequence[jax.Array], context: Context) -> list[jax.Array]:
+    """Sums with a constant zero are computed: XLA takes `x + 0.0` for `x`, but -0.0 + 0.0 is 0.0."""
+    shape = jnp.broadcast_shapes(*(array.shape for array in arrays))
+    full = [jnp.broadcast_to(array, shape) for array in arrays]
+    if context.dtype.kind in "iu" or not any(aval.value == 0 for aval in context.operands if aval.value is not None):
+        return list(arrays)
+    return [
+        array if aval.value is None or aval.value != 0 else entangle(array, other)
+        for array, other, aval in zip(full, reversed(full), context.operands, strict=True)
+    ]
 
 
 def _compare_signed(name: str, x: jax.Array, y: jax.Array) -> jax.Array:

@@ -124,6 +124,9 @@ def cast(operand: Operand, dtype: DType) -> jax.Array:
         return jnp.asarray(operand)
     if dtype == np.bool_:
         return jnp.asarray(operand != jnp.zeros((), operand.dtype))
+    if operand.dtype == np.bool_ and dtype.kind not in "iu":
+        # XLA takes the product with a converted bool for a choice between `x` and 0, which loses NaN, infinity and -0.
+        return jnp.where(operand, jnp.ones((), dtype), jnp.zeros((), dtype))
     return jax.lax.convert_element_type(operand, dtype)
 
 
@@ -131,10 +134,30 @@ def exact_divide(x: jax.Array, divisor: jax.Array) -> jax.Array:
     """`x / divisor`, correctly rounded.
 
     XLA turns a division by a broadcast value into a product with its reciprocal: another number in a quarter of all
-    elements, and zero where the reciprocal is subnormal. Behind the barrier it sees a full array; the select gives
-    that array the named axes of `x` too, where a plain broadcast would stay a scalar under vmap.
+    elements, and zero where the reciprocal is subnormal.
     """
     shape = jnp.broadcast_shapes(x.shape, divisor.shape)
     x, divisor = jnp.broadcast_to(x, shape), jnp.broadcast_to(divisor, shape)
-    full: jax.Array = jax.lax.optimization_barrier(jax.lax.select(x == x, divisor, divisor))
-    return jnp.divide(x, full)
+    return jnp.divide(x, entangle(divisor, x))
+
+
+def entangle(y: jax.Array, x: jax.Array) -> jax.Array:
+    """`y` where `x` is a number, else NaN; of one shape, and of the named axes of both.
+
+    To a sum, difference or quotient with `x` it is the same as `y`, but XLA cannot see that it is constant.
+    """
+    if np.issubdtype(y.dtype, np.complexfloating):
+        return jax.lax.complex(entangle(y.real, x.real), entangle(y.imag, x.imag))
+    return jax.lax.select(x == x, y, jnp.full_like(y, np.nan))
+
+
+def settle(result: jax.Array) -> jax.Array:
+    """A float result that stands as it was rounded; what is done to it later is done to that number.
+
+    XLA rewrites across operations for speed: `(x * a) * b` to `x * (a * b)`, `(x + a) - a` to `x`, `(a / b) / c` to
+    `a / (b * c)`, `log(exp(x))` to `x`, and LLVM contracts `x * y + z` to one rounding (openxla/xla#41579). NumPy
+    does none of these. No rewrite looks behind the choice between a number and NaN, and it costs no pass over memory:
+    it is fused as any other operation. An optimization barrier ends the fusion on JAX 0.12 and lets LLVM contract on
+    0.10.2.
+    """
+    return result if result.dtype.kind in "biu" else entangle(result, result)

@@ -97,8 +97,13 @@ def test_a_build_that_nobody_waits_for_any_more_is_not_begun() -> None:
     blocker = cache.get_or_build("first", lambda: begin.wait(10) and 1)
     wanted = True
     built: list[str] = []
-    gone = cache.get_or_build("gone", lambda: built.append("gone") or 2, is_wanted=lambda: wanted)
-    stays = cache.get_or_build("stays", lambda: built.append("stays") or 3, is_wanted=lambda: wanted)
+
+    def build(name: str, value: int) -> int:
+        built.append(name)
+        return value
+
+    gone = cache.get_or_build("gone", lambda: build("gone", 2), is_wanted=lambda: wanted)
+    stays = cache.get_or_build("stays", lambda: build("stays", 3), is_wanted=lambda: wanted)
     also = cache.get_or_build("stays", lambda: 4)
     wanted = False
     begin.set()
