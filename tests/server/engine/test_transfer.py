@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -14,7 +16,8 @@ from shardserve_proto.specs import P
 from shardserve_server.engine.engine import Engine, allocate_on_heap
 from shardserve_server.engine.mesh import Meshes, sharding
 from shardserve_server.engine.placement import place
-from shardserve_server.engine.transfer import gather, slots, upload, view
+from shardserve_server.engine.transfer import gather, put_copy, slots, upload, view
+from tests.residents import aligned
 
 LAYOUTS: list[tuple[tuple[tuple[str, int], ...], P]] = [
     ((("d", 8),), P("d")), ((("d", 8),), P(None, "d")), ((("d", 5),), P("d")), ((("x", 4), ("y", 2)), P("x", "y")),
@@ -62,3 +65,14 @@ def test_memory_of_the_engine_in_process_is_aligned(nbytes: int) -> None:
     memory = allocate_on_heap(nbytes)
     assert memory.nbytes == nbytes
     assert nbytes == 0 or np.frombuffer(memory, np.uint8).ctypes.data % 64 == 0
+
+
+def test_a_copy_on_a_device_stays_when_the_host_memory_is_written_to() -> None:
+    """D4: JAX shares aligned host memory on CPU even when it is told not to."""
+    for dtype in (np.float32, np.int8, ml_dtypes.bfloat16):
+        host = aligned(np.arange(4096, dtype=np.int64)).view(dtype).reshape(64, -1)
+        before = host.tobytes()
+        array = put_copy(host, jax.devices()[3])
+        host[...] = 0
+        assert np.asarray(array).tobytes() == before
+        assert array.devices() == {jax.devices()[3]}
