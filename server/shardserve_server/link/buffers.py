@@ -20,7 +20,8 @@ from dataclasses import dataclass
 
 from shardserve_proto.errors import OutOfMemory, TooLarge
 
-from .populate import Populator, populate
+from .background import Background
+from .populate import populate
 from .regions import REGIONS, BufferKind, Region
 
 FRONT = "front"
@@ -124,8 +125,10 @@ class BufferPool:
         self._adopted: set[int] = set()
         self._spare: dict[int, list[SharedBuffer]] = {}
         self._spare_bytes = 0
-        self._populator = Populator()
-        self._spare_maker = Populator()
+        self._populator = Background()
+        self._spare_maker = Background()
+        self._closer = Background()
+        self._is_closed = False
         self._made: deque[tuple[int, SharedBuffer | None]] = deque()
         self._making_bytes = 0
         #: Called with the number of each buffer that is given back to the system, so that engines unmap it.
@@ -202,7 +205,9 @@ class BufferPool:
         self._populator.stop()
         self._spare_maker.stop()
         self._collect()
+        self._is_closed = True
         self._trim(0)
+        self._closer.finish()
 
     def _spare_buffer(self, capacity: int) -> SharedBuffer | None:
         spare = self._spare.get(capacity)
@@ -263,7 +268,15 @@ class BufferPool:
             self._spare_bytes -= buffer.capacity
             for tell in self.on_discard:
                 tell(buffer.number)
+            self._give_back(buffer)
+            del buffer
+
+    def _give_back(self, buffer: SharedBuffer) -> None:
+        """The system takes 0.3 s to free a GiB, which the event loop must not wait for."""
+        if self._is_closed:
             buffer.close()
+        else:
+            self._closer.submit(buffer.close)
 
     def _largest_spare(self) -> Iterator[SharedBuffer]:
         for capacity in sorted(self._spare, reverse=True):

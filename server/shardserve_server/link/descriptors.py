@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import mmap
 import os
 import resource
 import socket
 import struct
+
+from .background import Background
 
 RECORD = struct.Struct("<QQ")  # number of the buffer, its capacity
 
@@ -41,6 +44,7 @@ class MappedBuffers:
         self._descriptors: dict[int, tuple[int, int]] = {}
         self._readable: dict[int, mmap.mmap] = {}
         self._writable: dict[int, mmap.mmap] = {}
+        self._closer = Background()
 
     def readable(self, number: int) -> mmap.mmap:
         """The read-only mapping of a buffer."""
@@ -52,11 +56,10 @@ class MappedBuffers:
 
     def forget(self, number: int) -> None:
         """Let a buffer go; its memory follows when the last array on it does."""
-        self._readable.pop(number, None)
-        self._writable.pop(number, None)
         known = self._descriptors.pop(number, None)
+        mappings = [self._readable.pop(number, None), self._writable.pop(number, None)]
         if known is not None:
-            os.close(known[0])
+            self._closer.submit(functools.partial(_let_go, known[0], mappings))
 
     def _map(self, number: int, mappings: dict[int, mmap.mmap], access: int) -> mmap.mmap:
         if number not in mappings:
@@ -72,3 +75,9 @@ class MappedBuffers:
             arrived, capacity = RECORD.unpack(record)
             self._descriptors[arrived] = (descriptors[0], capacity)
         return self._descriptors[number]
+
+
+def _let_go(descriptor: int, mappings: list[mmap.mmap | None]) -> None:
+    """Runs in a thread: unmapping a GiB takes the system 0.3 s, during which no message should wait."""
+    os.close(descriptor)
+    mappings.clear()

@@ -7,9 +7,7 @@ the speed. A buffer that stays with a resident array leaves a gap among the spar
 from __future__ import annotations
 
 import ctypes
-import queue
 import sys
-import threading
 from collections.abc import Callable
 
 _MADV_POPULATE_WRITE = 23
@@ -31,37 +29,3 @@ def populate(view: memoryview, *, should_stop: Callable[[], bool] = lambda: Fals
         ):
             return False
     return True
-
-
-class Populator:
-    """Runs jobs one after another in a thread that lives as long as there are any."""
-
-    def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self.is_stopped = False
-
-    def submit(self, job: Callable[[], object]) -> None:
-        """Run a job soon, unless this is stopped before."""
-        with self._lock:
-            self._jobs.put(job)
-            if self._thread is None and not self.is_stopped:
-                self._thread = threading.Thread(target=self._run, name="populate", daemon=True)
-                self._thread.start()
-
-    def stop(self) -> None:
-        """Begin no more jobs, and wait for the one that runs."""
-        self.is_stopped = True
-        thread = self._thread
-        if thread is not None:
-            thread.join()
-
-    def _run(self) -> None:
-        while True:
-            with self._lock:
-                if self.is_stopped or self._jobs.empty():
-                    self._thread = None
-                    return
-                job = self._jobs.get()
-            job()

@@ -289,7 +289,7 @@ def test_a_pool_that_closes_waits_for_the_buffer_in_the_making() -> None:
     pool.close()
     lease.release()
     del lease
-    assert not [thread for thread in threading.enumerate() if thread.name == "populate"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "memory"]
     assert open_descriptors() == before
 
 
