@@ -40,6 +40,7 @@ __all__ = ["Engine", "EngineReply", "EngineSettings"]
 HOLDERS_TOLD = 20
 _NOTES = (
     "subnormal numbers count as zero in arithmetic; they pass unchanged through identity",
+    "each step of a program rounds by itself; nothing is reordered or contracted across steps",
     "float32 products run at the highest precision unless the call asks for less",
     "16-bit floats accumulate in float32 and are rounded last",
 )

@@ -14,9 +14,22 @@ from shardserve_proto.rules import BINARY, UNARY, elementwise_loop
 
 from .registry import Context, Implementation, Operand, Registry, cast, entangle, exact_divide, settle
 
+
+def _square_root(x: jax.Array) -> jax.Array:
+    """NumPy's (C's): XLA forgets on which side of the cut a negative number lies, and infinity beside NaN."""
+    root = jnp.sqrt(x)
+    if x.dtype.kind != "c":
+        return root
+    infinity = jnp.full_like(x.real, np.inf)
+    is_half_known = jnp.isnan(x.imag) & jnp.isinf(x.real)
+    real = jnp.where(jnp.isinf(x.imag) | (is_half_known & (x.real == infinity)), infinity, root.real)
+    imag = jnp.where(jnp.isinf(x.imag) | (is_half_known & (x.real == -infinity)), infinity, root.imag)
+    return jax.lax.complex(real, jnp.copysign(imag, x.imag))
+
+
 #: kernel -> the function that computes it, once the operands are in NumPy's loop dtypes.
 _FUNCTIONS: dict[str, Callable[..., jax.Array]] = {
-    "negative": jnp.negative, "exp": jnp.exp, "log": jnp.log, "sqrt": jnp.sqrt, "tanh": jnp.tanh, "abs": jnp.abs,
+    "negative": jnp.negative, "exp": jnp.exp, "log": jnp.log, "sqrt": _square_root, "tanh": jnp.tanh, "abs": jnp.abs,
     "add": jnp.add, "subtract": jnp.subtract, "multiply": jnp.multiply, "divide": exact_divide, "power": jnp.power,
     "maximum": jnp.maximum, "minimum": jnp.minimum, "equal": jnp.equal, "not_equal": jnp.not_equal, "less": jnp.less,
     "less_equal": jnp.less_equal, "greater": jnp.greater, "greater_equal": jnp.greater_equal,

@@ -138,7 +138,25 @@ def exact_divide(x: jax.Array, divisor: jax.Array) -> jax.Array:
     """
     shape = jnp.broadcast_shapes(x.shape, divisor.shape)
     x, divisor = jnp.broadcast_to(x, shape), jnp.broadcast_to(divisor, shape)
+    if np.issubdtype(x.dtype, np.complexfloating):
+        return _complex_divide(x, divisor)
     return jnp.divide(x, entangle(divisor, x))
+
+
+def _complex_divide(x: jax.Array, y: jax.Array) -> jax.Array:
+    """NumPy's own steps (Smith's), so that zeros and infinities give its NaNs; XLA follows C's Annex G."""
+    by_real = abs(y.real) >= abs(y.imag)
+    large, small = jnp.where(by_real, y.real, y.imag), jnp.where(by_real, y.imag, y.real)
+    ratio = exact_divide(small, large)
+    scale = exact_divide(jnp.ones_like(large), settle(large + settle(small * ratio)))
+    real = jnp.where(by_real, x.real + settle(x.imag * ratio), settle(x.real * ratio) + x.imag)
+    imag = jnp.where(by_real, x.imag - settle(x.real * ratio), settle(x.imag * ratio) - x.real)
+    is_zero = (large == jnp.zeros_like(large)) & by_real
+    zero = abs(large)
+    return jax.lax.complex(
+        jnp.where(is_zero, exact_divide(x.real, zero), settle(real) * scale),
+        jnp.where(is_zero, exact_divide(x.imag, zero), settle(imag) * scale),
+    )
 
 
 def entangle(y: jax.Array, x: jax.Array) -> jax.Array:

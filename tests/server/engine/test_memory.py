@@ -42,7 +42,7 @@ def test_a_product_that_never_fits_is_refused_although_a_library_computes_it(
 def test_the_largest_array_of_a_product_is_read_from_the_program() -> None:
     text = """
     %1 = stablehlo.multiply %0, %0 : tensor<9000x9000xf64>
-    %2 = stablehlo.dot_general %0, %1, contracting_dims = [1] x [0] : (tensor<4x3xf16>, tensor<3x5xf16>) -> tensor<4x5xf32>
+    %2 = stablehlo.dot_general %0, %1, p = [HIGHEST] : (tensor<4x3xf16>, tensor<3x5xf16>) -> tensor<4x5xf32>
     %3 = stablehlo.dot_general %0, %1 : (tensor<7x3xcomplex<f64>>, tensor<3xcomplex<f64>>) -> tensor<7xcomplex<f64>>
     """
     assert largest_product_bytes(text) == 7 * 3 * 16

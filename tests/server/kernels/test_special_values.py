@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from shardserve_proto.dtypes import DTYPES
 from shardserve_proto.programs import Constant, Program, Step
 from shardserve_server.engine.engine import Engine
 from tests.calls import Array, mapping, run
@@ -110,7 +111,7 @@ def test_a_product_of_bools_and_floats_keeps_nan(engine: Engine, dtype: str, ker
         ("ij,kl->", [(17, 3), (8, 3)]), ("ij,jk->k", [(17, 3), (3, 8)]), ("ij,jk,kl->", [(7, 3), (3, 4), (4, 2)]),
         ("ij,jk,kl->il", [(7, 3), (3, 4), (4, 2)]), ("ij,jk->ik", [(17, 3), (3, 8)]), ("i,ij->j", [(17,), (17, 3)]),
         ("...j->...", [(5, 2, 3)]), ("ij,ij->", [(17, 3), (17, 3)]), ("ii,ij->j", [(5, 5), (5, 3)]),
-        (",ij->", [(), (3, 4)]),
+        (",ij->", [(), (3, 4)]), ("ii->i", [(5, 5)]), ("iij->j", [(5, 5, 2)]),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("devices", [1, 7])
@@ -144,3 +145,72 @@ def test_a_zero_that_is_added_counts(engine: Engine) -> None:
             program = Program(inputs=1, steps=(Step(kernel=kernel, operands=operands),), outputs=(1,))
             pair = [zeros if operand == 0 else constant for operand in operands]
             assert_bits(run(engine, program, zeros).value, getattr(np, kernel)(*pair))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "complex128", "float32", "complex64", "bfloat16"])
+@pytest.mark.parametrize("precision", ["highest", "default"])
+@pytest.mark.parametrize("is_named", [False, True])
+def test_normalize_divides_by_a_length_whose_square_leaves_the_range(
+    engine: Engine, dtype: str, precision: Any, is_named: bool
+) -> None:
+    kind = DTYPES[dtype]
+    huge, small = (1e300, 1e-280) if kind.itemsize >= 8 and dtype != "complex64" else (1e37, 1e-36)
+    mixed = [[3.0, 4.0], [huge, huge], [small, -small], [huge, small], [0.0, 1.0], [-huge, huge / 3], [1e-15, 1e15]]
+    x = np.array(mixed).astype(kind)
+    placed: dict[str, Any] = {"mapping": mapping([["row", ...]], [["row", ...]])} if is_named else {}
+    ours = run(engine, "normalize", x, params={"norm": "l2", "axis": -1}, precision=precision, **placed).value
+    exact = x.astype(np.clongdouble if kind.kind == "c" else np.longdouble)
+    reference = exact / np.sqrt((abs(exact) ** 2).sum(-1, keepdims=True))
+    bound = {"float64": 1e-13, "complex128": 1e-13, "bfloat16": 8e-3}.get(dtype, 1e-6)
+    wide = np.complex128 if kind.kind == "c" else np.float64
+    np.testing.assert_allclose(ours.astype(wide), reference.astype(wide), rtol=bound, atol=1e-37)
+
+
+def test_normalize_over_a_split_axis_keeps_the_squares_in_range(engine: Engine) -> None:
+    x = np.concatenate([np.full(50, 1e200), np.full(51, -1e199)])
+    spec: dict[str, Any] = {"in_shardings": (("devices",),)}
+    ours = run(engine, "normalize", x, params={"norm": "l2"}, **spec).value
+    np.testing.assert_allclose(ours, (x / 1e200) / np.linalg.norm(x / 1e200), rtol=1e-13)
+    named = mapping([["i"]], [["i"]], {"i": "devices"})
+    assert_bits(run(engine, "normalize", x, params={"norm": "l2"}, mapping=named).value, ours)
+
+
+def test_normalize_of_zeros_infinities_and_nothing(engine: Engine) -> None:
+    for values in ([0.0, 0.0], [np.inf, 1.0], [np.nan, 1.0], []):
+        x = np.array(values)
+        with np.errstate(all="ignore"):
+            assert_bits(run(engine, "normalize", x, params={"norm": "l2"}).value, x / np.sqrt((x * x).sum()))
+
+
+SIGNED = [0.0, -0.0, 1.0, -4.0, np.inf, -np.inf, np.nan]
+
+
+def test_the_square_root_of_a_complex_number_has_the_sign_of_its_imaginary_part(engine: Engine) -> None:
+    x = np.array([complex(a, b) for a in SIGNED for b in SIGNED])
+    with np.errstate(all="ignore"):
+        reference = np.sqrt(x)
+    ours = run(engine, "sqrt", x).value
+    for part in ("real", "imag"):
+        found, wanted = getattr(ours, part), getattr(reference, part)
+        np.testing.assert_allclose(found, wanted, rtol=1e-15, atol=0)
+        is_signed = ~np.isnan(reference.real) & ~np.isnan(reference.imag)
+        np.testing.assert_array_equal(np.signbit(found)[is_signed], np.signbit(wanted)[is_signed])
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+def test_a_complex_quotient_is_numpys_down_to_its_nans(engine: Engine, dtype: str) -> None:
+    values = [*SIGNED, 1e15, -3e-8, 0.1]
+    x = np.array([complex(a, b) for a in values for b in values]).astype(dtype)
+    y, z = x[:, None], x[None, :]
+    with np.errstate(all="ignore"):
+        reference = y / z
+    ours = run(engine, "divide", y, z).value
+    for part in ("real", "imag"):
+        found, wanted = getattr(ours, part), getattr(reference, part)
+        np.testing.assert_allclose(found, wanted, rtol=1e-5 if dtype == "complex64" else 1e-14, atol=1e-37)
+
+
+def test_a_complex_mean_is_numpys_down_to_its_nans(engine: Engine) -> None:
+    x = np.array([[complex(-np.inf, np.inf), 1.0], [2.0 + 1j, 3.0 - 2j]])
+    with np.errstate(all="ignore"):
+        np.testing.assert_array_equal(run(engine, "mean", x, params={"axis": 1}).value, x.mean(1))
