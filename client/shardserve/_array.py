@@ -198,6 +198,14 @@ class RemoteSlice(Remote):
     def _client(self) -> ResidentMethods[Any]:  # type: ignore[override]
         return self.base._client
 
+    @property
+    def spec(self) -> P:
+        """How its dimensions are split, as those of the array are that they come from."""
+        entries = [self.base.spec.axes_of(dimension) for dimension in range(self.base.ndim)]
+        for part in self.parts:
+            entries = [() if source is None else entries[source] for source in part.sources]
+        return P(*((axes if len(axes) > 1 else axes[0]) if axes else None for axes in entries))
+
     def part(self, key: Any) -> RemoteSlice:
         try:
             return RemoteSlice(self.base, (*self.parts, part_of(self.shape, key)))

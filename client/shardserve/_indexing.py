@@ -25,6 +25,7 @@ class Part:
         starts, stops, steps: of each dimension, as of Python's `range`.
         sizes: what they leave of each dimension.
         shape: of the part, without the dimensions of integers and with those of None.
+        sources: for each of its dimensions, the array's own; None for one of None.
     """
 
     starts: tuple[int, ...]
@@ -32,6 +33,7 @@ class Part:
     steps: tuple[int, ...]
     sizes: tuple[int, ...]
     shape: tuple[int, ...]
+    sources: tuple[int | None, ...]
 
     @property
     def params(self) -> dict[str, Param]:
@@ -48,19 +50,22 @@ def part_of(shape: tuple[int, ...], key: Any) -> Part:
     """
     ranges: list[range] = []
     kept: list[int] = []
+    sources: list[int | None] = []
     for entry in _whole(_entries(key), len(shape)):
         if entry is None:
             kept.append(1)
+            sources.append(None)
             continue
         size = shape[len(ranges)]
         if isinstance(entry, slice):
+            sources.append(len(ranges))
             ranges.append(range(size)[entry])
             kept.append(len(ranges[-1]))
         else:
             ranges.append(_single(operator.index(entry), size, len(ranges)))
     sizes = tuple(map(len, ranges))
     starts, stops, steps = (tuple(getattr(r, name) for r in ranges) for name in ("start", "stop", "step"))
-    return Part(starts, stops, steps, sizes, tuple(kept))
+    return Part(starts, stops, steps, sizes, tuple(kept), tuple(sources))
 
 
 def _entries(key: Any) -> tuple[Any, ...]:

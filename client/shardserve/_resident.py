@@ -17,13 +17,14 @@ from . import _asks
 from ._array import Lease, RemoteArray, RemoteSlice
 from ._arrays import Leaf, handles_of
 from ._config import Address
+from ._downloads import cut_call, get_calls
 from ._keywords import check_keywords
 from ._listing import ArrayList
 from ._options import Defaults
 from ._progress import ProgressCallback
 from ._releases import Releases
 from ._requests import Outgoing
-from ._transfers import check_ttl, cut_call, get_calls, put_calls, reshard_call
+from ._transfers import check_ttl, put_calls, reshard_call
 from ._tree import flatten, unflatten
 
 R = TypeVar("R")
@@ -95,7 +96,7 @@ class ResidentMethods(Generic[R]):
         return self._drive(self._put_steps(x, spec, mesh, labels, options))
 
     def get(self, x: Any, out: Any = None, **options: Unpack[TransferOptions]) -> Any:
-        """Download arrays, up to 255 by one call, however large they are.
+        """Download arrays, however large they are: whole ones by one call, parts by another (255 of them by each).
 
         Arguments:
             x: a `RemoteArray`, a part of one (`h[:10]`), a name, or a tree of them.

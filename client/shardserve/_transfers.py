@@ -1,4 +1,4 @@
-"""Calls that move arrays and compute nothing: put, get, reshard, and the cutting of parts. No I/O here."""
+"""Calls that put arrays on the devices, and move them there. No I/O here; the way down is in `_downloads.py`."""
 
 from __future__ import annotations
 
@@ -7,28 +7,21 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-import numpy as np
-
 from shardserve_proto.abstract import Aval
-from shardserve_proto.dtypes import name_of
-from shardserve_proto.errors import DTypeError, InvalidRequest, ProgramError, ShapeError, ShardingError
-from shardserve_proto.limits import LIMITS
+from shardserve_proto.errors import InvalidRequest, ProgramError, ShardingError
 from shardserve_proto.messages import Keep
-from shardserve_proto.programs import Program, Step, validate
+from shardserve_proto.programs import Program, validate
 from shardserve_proto.specs import AUTO
 
-from ._array import RemoteArray, RemoteSlice
-from ._arrays import Array, Leaf, as_array, aval_of, describe
+from ._array import RemoteArray
+from ._arrays import Leaf, as_array, aval_of, describe
+from ._downloads import MOST
 from ._options import Defaults
 from ._requests import Outgoing, Setting, encode_call, remembered_header
 from ._specs import is_spec, read_mesh, read_shardings
-from ._tree import LEAF, Prefix, Tree, flatten, unflatten
+from ._tree import Prefix, Tree, flatten, unflatten
 
-Source = RemoteArray | RemoteSlice
 Rebuild = Callable[[Sequence[Any]], Any]
-#: Arrays of one call; one more segment has their ids.
-MOST = LIMITS.segments - 1
-_OUT_TREE = "out is an array for one array, or a tree of them like that of the arrays"
 
 
 def put_calls(x: Any, spec: Any, labels: Mapping[str, Any], **options: Any) -> tuple[list[Outgoing], Rebuild]:
@@ -140,105 +133,3 @@ def reshard_call(handle: RemoteArray, spec: Any, mesh: Any, defaults: Defaults) 
     """The same values laid out otherwise, as another array."""
     outgoing = put_call(handle, spec, mesh=mesh, labels={}, defaults=defaults)
     return replace(outgoing, title="reshard")
-
-
-def cut_call(part: RemoteSlice, defaults: Defaults) -> Outgoing:
-    """A part as an array of its own."""
-    outgoing = _cut([part], _tree_of(Tree()), defaults, keeps=(Keep(array=0),))
-    return replace(outgoing.keeping(1), title="slice")
-
-
-def get_calls(sources: Sequence[Source], tree: Tree, out: Any, defaults: Defaults) -> tuple[list[Outgoing], Rebuild]:
-    """The calls of a get, and what puts their values together."""
-    if len(sources) <= MOST:
-        return [get_call(sources, tree, out, defaults)], _only
-    outs, given = (None, tree) if out is None else flatten(out)
-    if given != tree:
-        raise InvalidRequest(_OUT_TREE)
-    calls = []
-    for some in _batches(len(sources)):
-        part = sources[some]
-        flat = Tree(list, (), (LEAF,) * len(part))
-        calls.append(get_call(part, flat, None if outs is None else outs[some], defaults))
-    return calls, _chained(tree)
-
-
-def get_call(sources: Sequence[Source], tree: Tree, out: Any, defaults: Defaults) -> Outgoing:
-    """Values of arrays and parts of them.
-
-    Arguments:
-        out: None, or a tree of the caller's arrays like that of the sources.
-    """
-    rebuild = _tree_of(tree)
-    if out is None:
-        return _cut(sources, rebuild, defaults)
-    arrays, given = flatten(out)
-    if given != tree:
-        raise InvalidRequest(_OUT_TREE)
-    for index, (source, array) in enumerate(zip(sources, arrays, strict=True)):
-        _check_target(source, array, "out" if tree.is_leaf else f"out, array {index},")
-    targets = tuple(array if _is_plain(array) else None for array in arrays)
-    return replace(_cut(sources, lambda values: rebuild(_filled(arrays, values)), defaults), targets=targets)
-
-
-def _check_target(source: Source, array: Any, what: str) -> None:
-    if not isinstance(array, np.ndarray):
-        raise InvalidRequest(f"{what} is a NumPy array, not a {type(array).__name__}")
-    if array.shape != source.shape:
-        raise ShapeError(f"{what} has the shape {array.shape}, the array {source.shape}")
-    if name_of(array.dtype) != name_of(source.dtype):
-        raise DTypeError(f"{what} has the dtype {array.dtype}, the array {source.dtype}")
-    if not array.flags.writeable:
-        raise InvalidRequest(f"{what} is read-only")
-
-
-def _is_plain(array: Array) -> bool:
-    """Whether the wire's bytes can be received in place."""
-    return array.flags.c_contiguous and array.dtype.isnative
-
-
-def _filled(arrays: Sequence[Array], values: Sequence[Any]) -> Sequence[Array]:
-    for array, value in zip(arrays, values, strict=True):
-        if not _is_plain(array):
-            array[...] = value
-    return arrays
-
-
-def _cut(
-    sources: Sequence[Source], rebuild: Rebuild, defaults: Defaults, keeps: tuple[Keep, ...] | None = None
-) -> Outgoing:
-    leaves = tuple(source.base if isinstance(source, RemoteSlice) else source for source in sources)
-    parts = tuple(source.parts if isinstance(source, RemoteSlice) else () for source in sources)
-    # On the mesh where the arrays lie, whatever the client's own is.
-    setting = Setting(None, None, None, None, "highest", defaults.timeout_s, keeps)
-    key = ("cut", describe(leaves), parts, setting)
-    header = remembered_header(key, lambda: encode_call(_cutting(sources), leaves, setting))
-    expected = tuple(Aval(source.shape, source.dtype) for source in sources)
-    return Outgoing("get", header, leaves, expected, rebuild, setting.timeout_s, defaults.progress)
-
-
-def _cutting(sources: Sequence[Source]) -> Program:
-    """The program that cuts the parts out; without parts it has no steps."""
-    steps: list[Step] = []
-    outputs: list[int] = []
-    for number, source in enumerate(sources):
-        value = number
-        for step in _steps(source):
-            steps.append(validate(Step, {**step, "operands": (value,)}))
-            value = len(sources) + len(steps) - 1
-        outputs.append(value)
-    return validate(Program, {"inputs": len(sources), "steps": tuple(steps), "outputs": tuple(outputs)})
-
-
-def _steps(source: Source) -> list[dict[str, Any]]:
-    if isinstance(source, RemoteArray):
-        return []
-    steps: list[dict[str, Any]] = []
-    shape = source.base.shape
-    for part in source.parts:
-        if part.sizes != shape or any(step != 1 for step in part.steps):
-            steps.append({"kernel": "slice", "params": part.params})
-        if part.sizes != part.shape:
-            steps.append({"kernel": "reshape", "params": {"shape": part.shape}})
-        shape = part.shape
-    return steps

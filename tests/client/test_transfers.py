@@ -189,17 +189,30 @@ def test_a_target_that_does_not_fit_is_refused_before_anything_is_sent(
         nobody.get(handle(nobody), out=out)
 
 
-def test_a_tree_is_fetched_by_one_call(raw_server: Any) -> None:
-    server = raw_server(http(frame(X, X[0])))
+def test_whole_arrays_come_by_one_call_and_parts_by_another(raw_server: Any) -> None:
+    server = raw_server(http(frame(X, X)), http(frame(X[0], X[1:])))
     with ss.Client(server.url) as client:
         h = handle(client)
-        got = client.get({"w": h, "first": [h[0]]})
-        np.testing.assert_array_equal(got["first"][0], X[0])
-    (request,) = server.requests
-    program = header_of(request)["program"]
-    assert [step["kernel"] for step in program["steps"]] == ["slice", "reshape"]
-    assert (program["inputs"], program["outputs"]) == (2, (0, 3))
-    assert client.get([]) == []
+        got = client.get({"w": h, "parts": [h[0], h, h[1:]]})
+        assert [value.shape for value in got["parts"]] == [(3,), (4, 3), (3, 3)]
+        assert client.get([]) == []
+    whole, parts = (header_of(request)["program"] for request in server.requests)
+    assert whole == {"inputs": 2, "outputs": (0, 1)}
+    assert [step["kernel"] for step in parts["steps"]] == ["slice", "reshape", "slice"]
+    assert (parts["inputs"], parts["outputs"]) == (2, (3, 4))
+
+
+def test_a_large_part_stays_split_as_its_array_is(nobody: ss.Client) -> None:
+    info = INFO.model_copy(
+        update={"shape": (4096, 64), "mesh": (("x", 4), ("y", 2)), "spec": ("x", "y"), "shard_shape": (1024, 32)}
+    )
+    h = ss.RemoteArray.attached(nobody, info)
+    assert h[1:, None, ::2].spec == ss.P("x", None, "y")
+    assert h[..., 3].spec == ss.P("x")
+    assert h[5].spec == ss.P("y")
+    for part, specs in ((h[1:], (("x", "y"),)), (h[1:][:, None], (("x", None, "y"),)), (h[:2], None), (h, None)):
+        outgoing = nobody._get_steps(part, None, {}).send(None)
+        assert decode_header(outgoing.header).get("out_shardings") == specs
 
 
 def test_parts_of_parts_are_cut_by_one_program_and_whole_ones_not_at_all(nobody: ss.Client) -> None:

@@ -129,6 +129,19 @@ def test_a_part_is_cut_on_the_server_and_alone_comes_down(client: ss.Client, spe
         h[17]
 
 
+def test_a_large_part_is_split_over_the_devices_as_its_array_is(client: ss.Client) -> None:
+    x = np.random.default_rng(4).random((1001, 129))
+    h = client.put(x, P("x", "y"), mesh=MESH)
+    kept = h[3:-2].keep()
+    assert kept.spec == P("x", "y")
+    np.testing.assert_array_equal(kept.numpy(), x[3:-2])
+    np.testing.assert_array_equal(h[::2, None, ::-1].numpy(), x[::2, None, ::-1])
+    other = client.put(x, P("devices"))
+    found = client.get([h[1:], other, other[:-1], h])
+    for got, wanted in zip(found, (x[1:], x, x[:-1], x), strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
 def test_reshard_leaves_the_values_and_the_old_array_as_they_are(client: ss.Client) -> None:
     x = np.arange(60.0).reshape(12, 5)
     h = client.put(x, P("x"), mesh=MESH)
