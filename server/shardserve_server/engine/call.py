@@ -17,7 +17,6 @@ import numpy as np
 
 from shardserve_proto.dtypes import scalar_array
 from shardserve_proto.errors import CompileTimeout, DeadlineExceeded, InternalError, OutOfMemory, ShardserveError
-from shardserve_proto.frames import encode_header
 from shardserve_proto.messages import Keep, SegmentArgument
 from shardserve_proto.programs import Constant
 
@@ -109,6 +108,23 @@ class RunningCall:
         self.phases[phase] = self.phases.get(phase, 0.0) + now - self._mark
         self._mark = now
 
+    def run_here(self, executable: Executable) -> bool:
+        """Run all of it in the caller's own thread, where nothing may wait; False when it belongs into a lane.
+
+        What is quick is over before another thread is awake. The caller may be the one that receives the front's
+        messages: a wait for memory or for a buffer would be a wait for itself.
+        """
+        if not executable.is_quick or self.plan.data_bytes > SMALL_BYTES:
+            return False
+        try:
+            self._reserve(executable, wait_until=None)
+        except OutOfMemory:
+            return False
+        if self.launch(executable) is not None:
+            self.wait()
+            self.finish()
+        return True
+
     def launch(self, executable: Executable) -> RunningCall | None:
         """Upload and run; None when the call has ended already (cancelled, too late or failed)."""
         try:
@@ -118,11 +134,12 @@ class RunningCall:
             self.lap("queue")
             self._check_deadline()
             self._executable = executable
-            self._reserve(executable)
+            if self._reservation is None:
+                self._reserve(executable, wait_until=self.deadline or time.monotonic() + ROOM_WAIT_S)
             self._arguments = self._upload(executable)
             self.lap("upload")
             self._results = executable.run(*self._arguments)
-            self.is_small = sum(placed.nbytes for placed in self.plan.data_outputs) <= SMALL_BYTES
+            self.is_small = self.plan.data_bytes <= SMALL_BYTES
         except Exception as error:  # whatever it is, it becomes the caller's named error
             self.fail(error)
             return None
@@ -137,7 +154,7 @@ class RunningCall:
                 )
             raise DeadlineExceeded("the call's timeout passed while it waited for the devices; raise timeout=")
 
-    def _reserve(self, executable: Executable) -> None:
+    def _reserve(self, executable: Executable, *, wait_until: float | None) -> None:
         """Set aside what the call takes beside resident arrays, which are paid for; wait for room if it comes in time.
 
         Raises:
@@ -145,21 +162,21 @@ class RunningCall:
         """
         moves = zip(self.stored, executable.moves, strict=True)
         resident = sum(stored.device_bytes for stored, move in moves if stored is not None and move is None)
-        wait_until = time.monotonic() + ROOM_WAIT_S if self.deadline is None else self.deadline
         needed = max(0, executable.device_bytes - resident)
         self._reservation = self.around.ledger.reserve(needed, owner=self.owner, wait_until=wait_until)
 
     def _upload(self, executable: Executable) -> list[Any]:
-        found = [self._here(number, executable) for number in range(len(self.plan.arguments))]
+        plan = self.plan
+        found = [self._here(number, executable) for number in range(len(plan.arguments))]
         missing = [number for number, array in enumerate(found) if array is None]
-        placements = [self.plan.arguments[number].placed for number in missing]
-        inputs = self.plan.array_inputs
-        arrays = [self._host_array(inputs[number], self.plan.arguments[number].placed) for number in missing]
-        is_small = sum(placed.nbytes for placed in placements) <= SMALL_BYTES
-        if self.plan.mesh is not None or self.plan.is_transfer or not is_small:
-            # Else a compiled call takes host arrays itself, in a tenth of the time.
-            arrays = upload(arrays, placements, [executable.in_shardings[number] for number in missing])
-        for number, array in zip(missing, arrays, strict=True):
+        for number in missing:
+            found[number] = self._host_array(plan.array_inputs[number], plan.arguments[number].placed)
+        if not missing or (plan.mesh is None and not plan.is_transfer and plan.upload_bytes <= SMALL_BYTES):
+            return found  # a compiled call takes host arrays itself, in a tenth of the time
+        placements = [plan.arguments[number].placed for number in missing]
+        shardings = [executable.in_shardings[number] for number in missing]
+        uploaded = upload([found[number] for number in missing], placements, shardings)
+        for number, array in zip(missing, uploaded, strict=True):
             found[number] = array
         return found
 
@@ -208,13 +225,12 @@ class RunningCall:
         stored, adopted = self._keep([(array, where, keep) for array, where, keep in results if keep is not None])
         data = [(array, where.placed) for array, where, keep in results if keep is None]
         stream, segments = None, []
-        if self.streams and sum(placed.nbytes for _, placed in data) > STREAM_BYTES:
+        if self.streams and self.plan.data_bytes > STREAM_BYTES:
             stream = Stream(data, keeps=self.stored, on_close=self._release)
         else:
             segments = self._gather(data)
         self.lap("gather")
-        phases = {phase: round(seconds, 6) for phase, seconds in self.phases.items()}
-        header = encode_header(executable.reply(self.plan, compiled=self.compiled, phases_s=phases))
+        header = executable.reply(self.plan, compiled=self.compiled, phases_s=self.phases)
         return EngineReply(header, segments, stream, stored, adopted)
 
     def _keep(
@@ -248,8 +264,7 @@ class RunningCall:
 
     def _end(self, *, keeps_reservation: bool = False) -> None:
         self._arguments, self.segments, self.stored, self._results = (), (), (), ()
-        uploaded = zip(self.plan.arguments, self.plan.residents, strict=True)
-        if sum(where.placed.nbytes for where, resident in uploaded if resident is None) > SMALL_BYTES:
+        if self.plan.upload_bytes > SMALL_BYTES:
             # JAX lets go of aliased host memory only when Python collects garbage; the youngest generation will do.
             gc.collect(0)
         if not keeps_reservation:

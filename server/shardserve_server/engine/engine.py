@@ -239,6 +239,8 @@ class Engine:
             self._launch(call, done.result())
 
     def _launch(self, call: RunningCall, executable: Executable) -> None:
+        if call.run_here(executable):
+            return
         lane = self._one if call.plan.mesh is None else self._many
         if call.plan.is_transfer and not any(call.plan.moves):
             lane = self._transfers  # no program runs, so nothing can deadlock

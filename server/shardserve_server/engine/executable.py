@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 from shardserve_proto.abstract import Aval, Scope
 from shardserve_proto.dtypes import name_of
 from shardserve_proto.errors import CompileFailed, TooLarge
+from shardserve_proto.frames import encode_header
 from shardserve_proto.messages import PlacementReport, Precision, Report, Segment
 from shardserve_proto.specs import P, spec_to_wire
 
@@ -34,6 +35,12 @@ PRECISIONS: dict[Precision, jax.lax.Precision] = {
 _COMPILER_OPTIONS: dict[str, Any] = {"xla_allow_excess_precision": False}
 
 
+#: A program of so little work takes a CPU some 0.05 ms.
+QUICK_FLOPS = 1e6
+QUICK_BYTES = 2**19
+_EMPTY_MAP = b"\x80"
+
+
 @dataclass(frozen=True)
 class Executable:
     """A compiled program and where its arrays lie.
@@ -47,6 +54,7 @@ class Executable:
         device_bytes: arguments, outputs and temporaries on all devices together; those of a transfer count its results.
         report: the wire form of every report, but for its times.
         compiled: None for a transfer, which is not compiled.
+        is_quick: it runs in less time than another thread takes to wake up.
     """
 
     run: Callable[..., Sequence[jax.Array]]
@@ -58,13 +66,18 @@ class Executable:
     report: dict[str, Any]
     compiled: jax.stages.Compiled | None = None
     lowered_text: str = ""
+    is_quick: bool = False
+    _replies: dict[tuple[tuple[bool, ...], bool], bytes] = field(default_factory=dict, repr=False)
 
-    def reply(self, plan: Plan, *, compiled: bool, phases_s: dict[str, float]) -> dict[str, Any]:
-        """The wire form of a `CallReply`; all but these two is the same for every call of a plan."""
-        return {
-            "segments": [segment_of(placed) for placed in plan.data_outputs],
-            "report": {**self.report, "compiled": compiled, "phases_s": phases_s},
-        }
+    def reply(self, plan: Plan, *, compiled: bool, phases_s: dict[str, float]) -> bytes:
+        """The header of a reply: all of it but the seconds, which stand last, is remembered."""
+        key = (tuple(keep is None for keep in plan.kept), compiled)
+        before = self._replies.get(key)
+        if before is None:
+            report = {**self.report, "compiled": compiled, "phases_s": {}}
+            whole = encode_header({"segments": list(map(segment_of, plan.data_outputs)), "report": report})
+            before = self._replies[key] = whole.removesuffix(_EMPTY_MAP)
+        return before + encode_header(phases_s)
 
     def hlo(self) -> str:
         """The optimised HLO text, where collectives can be counted."""
@@ -130,6 +143,7 @@ def build(plan: Plan, registry: Registry, meshes: Meshes, *, memory_bytes: int) 
         report=_report(plan, outputs, meshes),
         compiled=compiled,
         lowered_text=lowered.as_text(),
+        is_quick=mesh is None and devices[0].platform == "cpu" and _is_quick(compiled),
     )
 
 
@@ -164,6 +178,13 @@ def _found(where: Where, chosen: Sharding) -> Where:
         return where
     spec = trimmed(P(*chosen.spec)) if isinstance(chosen, NamedSharding) else P()
     return replace(where, placed=replace(where.placed, spec=spec))
+
+
+def _is_quick(compiled: jax.stages.Compiled) -> bool:
+    costs: Any = compiled.cost_analysis()
+    costs = costs[0] if isinstance(costs, list) else costs or {}
+    work = {"flops": QUICK_FLOPS, "transcendentals": QUICK_FLOPS / 10, "bytes accessed": QUICK_BYTES}
+    return all(costs.get(kind, 0.0) <= most for kind, most in work.items())
 
 
 def _lower(

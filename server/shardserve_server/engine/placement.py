@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from shardserve_proto.abstract import Aval
 from shardserve_proto.errors import ShardingError
@@ -31,11 +32,11 @@ class Placed:
     spec: P | None
     padded_shape: tuple[int, ...]
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         return nbytes(self.aval)
 
-    @property
+    @cached_property
     def is_padded(self) -> bool:
         return self.padded_shape != self.aval.shape
 

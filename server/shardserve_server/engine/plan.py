@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import msgpack
@@ -70,21 +70,32 @@ class Plan:
     is_transfer: bool
     key: tuple[Any, ...]
 
-    @property
+    @cached_property
     def array_inputs(self) -> list[int]:
         """Numbers of the inputs that are arguments of the executable."""
         return array_numbers(self.inputs)
 
-    @property
+    @cached_property
     def moves(self) -> list[tuple[Where, Where] | None]:
         """For each argument that is resident elsewhere: from where to where."""
         pairs = zip(self.residents, self.arguments, strict=True)
         return [None if source in (None, target) else (source, target) for source, target in pairs]
 
-    @property
+    @cached_property
     def data_outputs(self) -> list[Placed]:
         """The outputs that go back to the caller."""
         return [where.placed for where, keep in zip(self.outputs, self.kept, strict=True) if keep is None]
+
+    @cached_property
+    def data_bytes(self) -> int:
+        """What goes back to the caller."""
+        return sum(placed.nbytes for placed in self.data_outputs)
+
+    @cached_property
+    def upload_bytes(self) -> int:
+        """What comes from the caller."""
+        pairs = zip(self.arguments, self.residents, strict=True)
+        return sum(where.placed.nbytes for where, lies in pairs if lies is None)
 
 
 def array_numbers(inputs: Sequence[Aval]) -> list[int]:

@@ -34,6 +34,9 @@ PARAMS: dict[str, st.SearchStrategy[Any]] = {
     "axis_name": st.one_of(NAMES, st.tuples(NAMES, NAMES), st.just(())),
     "keepdims": st.booleans(),
     "shape": st.sampled_from([(2, 3), (-1,), (0,), (), (6, -1), (-1, -1), (-2,), 6, (2**40, 2**40), (1,) * 40]),
+    "starts": st.sampled_from([(0,), (0, 0), (1, 2), (-1,), (5, 0), (), 3, (2**62,)]),
+    "stops": st.sampled_from([(1,), (2, 3), (0, 0), (-1, -1), (2**63 - 1,), (), 2]),
+    "steps": st.sampled_from([(1,), (1, 1), (-1, 2), (0,), (-(2**62), 1), (), 1]),
     "norm": st.sampled_from(["sum", "l2", "L2", ""]),
     "subscripts": st.sampled_from(["ij,jk->ik", "i,i", "ii", "...,...", "->", "", "i->ij", "...i->i...", "a,b,c"]),
 }
