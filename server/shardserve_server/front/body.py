@@ -80,6 +80,8 @@ class BodyReader:
             BadFrame: the body ends before.
             ClientGone: the connection ends before.
         """
+        if len(self._chunk) >= nbytes:
+            return bytes(self._take(nbytes))
         target = bytearray(nbytes)
         await self.read_into(memoryview(target))
         return bytes(target)
@@ -121,6 +123,9 @@ class BodyReader:
                 raise ClientGone
             self._chunk = memoryview(message.get("body", b""))
             self._has_more = message.get("more_body", False)
+        return self._take(most)
+
+    def _take(self, most: int) -> memoryview:
         piece, self._chunk = self._chunk[:most], self._chunk[most:]
         self.unread_bytes -= len(piece)
         return piece

@@ -21,6 +21,9 @@ BODY: Final = 2  # a body is arriving, through the parser
 PAST: Final = 3  # the same, past the parser
 DEAF: Final = 4  # whatever still arrives is dropped
 
+#: A body up to this size is copied behind its head: one system call, and one wake-up of the client.
+TOGETHER_BYTES = 64 * 1024
+
 _order = itertools.count()
 
 
@@ -182,10 +185,35 @@ class ClosingProtocol(HttpToolsProtocol):
 
 
 class PoliteTransport:
-    """A transport whose `close` lets a client that is still sending read its answer first."""
+    """The transport of one response: head and a small body leave together, and a client that still sends reads both.
 
-    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
-        self.write = transport.write
+    Arguments:
+        close: ends the connection so that the answer is read.
+        has_body: whether a body follows the head, as it does but for HEAD.
+    """
+
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None], *, has_body: bool) -> None:
+        self._write = transport.write
+        self._close = close
+        self._head = b""
+        self._may_hold = has_body
         self.is_closing = transport.is_closing
         self.get_extra_info = transport.get_extra_info
-        self.close = close
+
+    def write(self, data: bytes | memoryview) -> None:
+        if self._head:
+            head, self._head = self._head, b""
+            if len(data) <= TOGETHER_BYTES:
+                self._write(b"".join((head, data)))
+                return
+            self._write(head)
+        elif self._may_hold and not bytes(data[:12]).startswith(b"HTTP/1.1 100"):
+            self._may_hold = False
+            self._head = bytes(data)
+            return
+        self._write(data)
+
+    def close(self) -> None:
+        if self._head:
+            self.write(b"")
+        self._close()

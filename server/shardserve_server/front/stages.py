@@ -93,7 +93,8 @@ class StagedProtocol(ClosingProtocol):
         self._stage = BODY
         self._head_bytes = 0
         self._head_tail = b""
-        self.cycle.transport = cast(asyncio.Transport, PoliteTransport(self.transport, self._close_politely))
+        polite = PoliteTransport(self.transport, self._close_politely, has_body=self.scope["method"] != "HEAD")
+        self.cycle.transport = cast(asyncio.Transport, polite)
         if b"transfer-encoding" in dict(self.headers):
             # No route reads a chunked body. Neither does the parser: its chunk headers and trailers have no limit.
             self.cycle.keep_alive = False

@@ -23,6 +23,7 @@ PREFIX = struct.Struct("<II")  # bytes of the message, bytes of the payload
 #: Both ends are ours, so these only tell a broken stream from a message.
 MESSAGE_LIMIT_BYTES = 16 * 2**20
 PAYLOAD_LIMIT_BYTES = 16 * 2**20
+BUFFER_BYTES = 64 * 1024
 
 
 class BrokenLink(ConnectionError):
@@ -129,6 +130,8 @@ class ThreadChannel:
         end.setblocking(True)
         self._socket = end
         self._send_lock = threading.Lock()
+        self._buffer = memoryview(bytearray(BUFFER_BYTES))
+        self._arrived = self._buffer[:0]
 
     def send(self, message: Message, payload: Sequence[Buffer] = ()) -> None:
         """Send a message, whole.
@@ -151,19 +154,31 @@ class ThreadChannel:
         Raises:
             BrokenLink: the front is gone.
         """
-        message_bytes, payload_bytes = _sizes(self._receive_exactly(PREFIX.size))
-        message = _decode(self._receive_exactly(message_bytes))
-        return message, self._receive_exactly(payload_bytes).toreadonly()
+        message_bytes, payload_bytes = _sizes(self._take(PREFIX.size))
+        message = _decode(self._take(message_bytes))
+        return message, self._take(payload_bytes).toreadonly()
 
-    def _receive_exactly(self, nbytes: int) -> memoryview:
-        view = memoryview(bytearray(nbytes))
+    def _take(self, nbytes: int) -> memoryview:
+        """The next bytes, in memory of their own; most messages come with one look at the socket."""
+        taken = memoryview(bytearray(nbytes))
         position = 0
         while position < nbytes:
-            try:
-                received = self._socket.recv_into(view[position:])
-            except OSError as error:
-                raise BrokenLink("the front is gone") from error
-            if not received:
-                raise BrokenLink("the front closed the link")
-            position += received
-        return view
+            if not self._arrived:
+                if nbytes - position >= len(self._buffer):
+                    position += self._receive_into(taken[position:])
+                    continue
+                self._arrived = self._buffer[: self._receive_into(self._buffer)]
+            piece = self._arrived[: nbytes - position]
+            taken[position : position + len(piece)] = piece
+            position += len(piece)
+            self._arrived = self._arrived[len(piece) :]
+        return taken
+
+    def _receive_into(self, view: memoryview) -> int:
+        try:
+            received = self._socket.recv_into(view)
+        except OSError as error:
+            raise BrokenLink("the front is gone") from error
+        if not received:
+            raise BrokenLink("the front closed the link")
+        return received
