@@ -91,8 +91,7 @@ class RemoteArray(Remote):
         placement = PlacementReport(
             dtype=info.dtype, shape=info.shape, spec=info.spec, padded_shape=padded, shard_shape=info.shard_shape
         )
-        # Every mesh takes the first devices, in order.
-        devices = range(_product(sizes.values()))
+        devices = info.devices or range(_product(sizes.values()))  # of a server that does not tell: the first ones
         return cls(client, bytes.fromhex(info.id), placement, mesh=info.mesh, devices=devices, name=info.name)
 
     @property

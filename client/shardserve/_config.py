@@ -24,7 +24,7 @@ START_WAIT_S = 300.0
 QUIET_START_S = 3.0
 CONNECT_ATTEMPTS = 3
 CONNECT_RETRY_S = 0.2
-#: How long a call asks again after 429 and 503, when it has no timeout of its own.
+#: How long a call asks again after 429, 503 and a shortage that passes (507), when it has no timeout of its own.
 RETRY_WAIT_S = 60.0
 #: Between two questions after an answer that names no time.
 RETRY_AFTER_S = 1.0

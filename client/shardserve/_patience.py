@@ -10,6 +10,7 @@ from shardserve_proto.errors import (
     ConnectFailed,
     Draining,
     EngineStarting,
+    OutOfMemory,
     Overloaded,
     QuotaExceeded,
     ShardserveError,
@@ -87,6 +88,8 @@ class Patience:
             self._tell(f"the server's engine ({error.message})")
         elif isinstance(error, ConnectFailed):
             self._tell(f"the server ({error.message})")
+        elif isinstance(error, OutOfMemory):
+            self._tell("room on the server, which others use now")
         return pause
 
     def _pause(self, error: ShardserveError) -> tuple[float | None, float]:
@@ -100,6 +103,8 @@ class Patience:
             return min(error.retry_after_s or RETRY_AFTER_S, RETRY_AFTER_S) * jitter, START_WAIT_S
         if isinstance(error, Overloaded | Draining | QuotaExceeded) and error.retry_after_s is not None:
             return error.retry_after_s * jitter, RETRY_WAIT_S
+        if isinstance(error, OutOfMemory) and error.details.get("is_transient") is True:
+            return (error.retry_after_s or RETRY_AFTER_S) * jitter, RETRY_WAIT_S
         return None, 0.0
 
     def _tell(self, waiting_for: str) -> None:

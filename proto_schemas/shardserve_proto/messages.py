@@ -198,6 +198,7 @@ class ArrayInfo(WireModel):
         id: 32 hex digits.
         nbytes: of the array; device_bytes of what it takes on the devices, padding and replicas included.
         mesh: axes and sizes; empty when it lies on one device.
+        devices: ids of the devices that hold it, in the order of the mesh.
         ttl_s: its lease; None when it is pinned or declared.
         expires_in_s: what is left of it.
         host_bytes: of the copy that a pinned array keeps.
@@ -215,6 +216,7 @@ class ArrayInfo(WireModel):
     shard_shape: tuple[int, ...]
     nbytes: int
     device_bytes: int
+    devices: tuple[int, ...] = ()
     age_s: float = 0.0
     ttl_s: float | None = None
     expires_in_s: float | None = None

@@ -59,6 +59,8 @@ def serve(
     body_bytes: Annotated[str | None, typer.Option(help="Largest frame, for example 4GiB.")] = None,
     buffer_bytes: Annotated[str | None, typer.Option(help="Shared buffers, all together.")] = None,
     memory_bytes: Annotated[str | None, typer.Option(help="Device memory that calls may plan with.")] = None,
+    arrays_file: Annotated[Path | None, typer.Option(help="TOML table of arrays to read at every start.")] = None,
+    arrays_root: Annotated[Path | None, typer.Option(help="Folder that holds the files of --arrays-file.")] = None,
     queue_depth: Annotated[int | None, typer.Option(help="Calls that may wait for the engine.")] = None,
     timeout_s: Annotated[float | None, typer.Option(help="Deadline of a call that names none, in seconds.")] = None,
     stop_at_eof: Annotated[
@@ -76,17 +78,19 @@ def serve(
         "body_bytes": body_bytes,
         "buffer_bytes": buffer_bytes,
         "memory_bytes": memory_bytes,
+        "arrays_file": arrays_file,
+        "arrays_root": arrays_root,
         "queue_depth": queue_depth,
         "timeout_s": timeout_s,
     }
     from .front.server import run
-    from .settings import BadSetting, load_settings
+    from .settings import BadSetting, StartRefused, load_settings
 
     try:
         settings = load_settings({name: value for name, value in given.items() if value is not None})
         announce = _announce_json if as_json else functools.partial(_announce, settings.host)
         run(settings, announce=announce, stop_at_eof=stop_at_eof)
-    except BadSetting as error:
+    except (BadSetting, StartRefused) as error:
         typer.echo(f"shardserve: {error}", err=True)
         raise typer.Exit(BAD_SETTING_STATUS) from None
 

@@ -44,6 +44,10 @@ class BadSetting(ValueError):
         self.reason = reason
 
 
+class StartRefused(Exception):
+    """The engine cannot start with these settings; the text names the one to change where it is known."""
+
+
 def _default_state_dir() -> Path:
     base = os.environ.get("XDG_STATE_HOME")
     return (Path(base) if base else Path.home() / ".local" / "state") / "shardserve"

@@ -70,6 +70,11 @@ def test_visualize_shows_which_device_holds_which_part_of_an_attached_array(clie
     assert "padding" in text, "6 rows on 4 devices: the last one holds none"
 
 
+def test_visualize_shows_the_devices_that_the_server_names(client: ss.Client) -> None:
+    text = RemoteArray.attached(client, info(devices=tuple(range(17, 9, -1)))).visualize()
+    assert [row for row in ("16,17", "14,15", "12,13", "10,11") if row in text] == ["16,17", "14,15", "12,13", "10,11"]
+
+
 def test_a_handle_is_neither_pickled_nor_copied(client: ss.Client) -> None:
     h = handle(client)
     with pytest.raises(ss.InvalidRequest, match=r"attach\(name\)"):

@@ -35,6 +35,7 @@ Start = Callable[..., RawServer]
         ss.Draining("stopping", retry_after_s=0.01),
         ss.QuotaExceeded("used up", retry_after_s=0.01),
         ss.EngineStarting("loading", retry_after_s=0.01),
+        ss.OutOfMemory("others use it now", details={"is_transient": True}, retry_after_s=0.01),
     ],
     ids=lambda error: error.code,
 )
@@ -54,7 +55,7 @@ def test_a_server_that_asks_to_come_again_is_asked_again(raw_server: Start, erro
         ss.InternalError("a fault", error_id="abc"),
         ss.DeadlineExceeded("too late"),
         ss.CompileTimeout("too late"),
-        ss.OutOfMemory("no room"),
+        ss.OutOfMemory("arrays that stay take it", details={"is_transient": False}, retry_after_s=0.01),
         ss.TooLarge("too large"),
         ss.ShapeError("no"),
         ss.Unauthenticated("no key"),

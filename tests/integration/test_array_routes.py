@@ -181,11 +181,37 @@ def eventually_not_ready(server: RunningServer) -> Answer:
     return answers[-1]
 
 
-def test_a_wrong_table_keeps_the_engine_down_and_readyz_says_why(tmp_path: Path) -> None:
-    """F6."""
-    (tmp_path / "arrays.toml").write_text('[vectors]\nfile = "../vectors.npy"\n')
-    with launch(environment=declared_in(tmp_path), devices=1, wait=False) as server:
+def test_a_table_that_went_wrong_meanwhile_keeps_the_engine_down_and_readyz_says_why(tmp_path: Path) -> None:
+    """F6: the server stays up, and tells its operator what to mend."""
+    table = tmp_path / "arrays.toml"
+    table.write_text("")
+    options = ("--arrays-file", str(table), "--arrays-root", str(tmp_path))
+    with launch(*options, devices=1) as server:
+        table.write_text('[vectors]\nfile = "../vectors.npy"\n')
+        os.kill(server.engine_pid, signal.SIGKILL)
+        eventually_not_ready(server)
         eventually(lambda: "settings" in server.request("GET", "/readyz").json["error"]["message"], within_s=40)
         message = server.request("GET", "/readyz").json["error"]["message"]
         assert "setting arrays_file (SHARDSERVE_ARRAYS_FILE): [vectors]" in message
         assert str(tmp_path) not in message
+        assert server.process.poll() is None
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        (("--arrays-file", "{}/arrays.toml", "--arrays-root", "{}"), "arrays_file"),
+        (("--arrays-file", "{}/arrays.toml", "--arrays-root", "{}/nowhere"), "arrays_root"),
+        (("--mesh", "grid:x=4,y=99"), "meshes"),
+    ],
+    ids=["table", "folder", "mesh"],
+)
+def test_what_the_first_engine_refuses_ends_the_server_with_status_2_and_the_setting(
+    tmp_path: Path, options: tuple[str, ...], name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "arrays.toml").write_text('[vectors]\nfile = "missing.npy"\n')
+    with launch(*(option.format(tmp_path) for option in options), devices=None, wait=False) as server:
+        assert server.process.wait(40) == 2
+    printed = capfd.readouterr().err
+    assert f"shardserve: setting {name} (SHARDSERVE_{name.upper()}): " in printed
+    assert "Traceback" not in printed

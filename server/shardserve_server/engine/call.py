@@ -96,6 +96,7 @@ class RunningCall:
     _arguments: Sequence[Any] = ()
     _results: Sequence[jax.Array] = ()
     _reservation: Reservation | None = None
+    _new: list[bytes] = field(default_factory=list)
     _mark: float = field(default_factory=time.monotonic)
 
     def is_wanted(self) -> bool:
@@ -213,6 +214,7 @@ class RunningCall:
         try:
             reply = self._reply()
         except Exception as error:
+            self.around.store.delete(self.owner, self._new)  # nobody would know of them
             self.fail(error)
             return
         self.future.set_result(reply)
@@ -222,13 +224,12 @@ class RunningCall:
         executable = self._executable
         assert executable is not None  # noqa: S101 - set before anything was launched
         results = list(zip(self._results, executable.outputs, self.plan.kept, strict=True))
-        stored, adopted = self._keep([(array, where, keep) for array, where, keep in results if keep is not None])
         data = [(array, where.placed) for array, where, keep in results if keep is None]
-        stream, segments = None, []
-        if self.streams and self.plan.data_bytes > STREAM_BYTES:
-            stream = Stream(data, keeps=self.stored, on_close=self._release)
-        else:
-            segments = self._gather(data)
+        is_stream = self.streams and self.plan.data_bytes > STREAM_BYTES
+        segments = [] if is_stream else self._gather(data)
+        # What cannot be answered keeps nothing, so this comes after the last thing that lacks room now and then.
+        stored, adopted = self._keep([(array, where, keep) for array, where, keep in results if keep is not None])
+        stream = Stream(data, keeps=self.stored, on_close=self._release) if is_stream else None
         self.lap("gather")
         header = executable.reply(self.plan, compiled=self.compiled, phases_s=self.phases)
         return EngineReply(header, segments, stream, stored, adopted)
@@ -245,6 +246,8 @@ class RunningCall:
             owned = own_copy(array) if is_split else array
             assert self._reservation is not None  # noqa: S101 - made at the launch
             stored = self.around.store.keep(self.owner, self.ids[keep.array], owned, where, self._reservation)
+            if stored.array is owned:  # not the one of an earlier call of the same id
+                self._new.append(self.ids[keep.array])
             infos.append((self.ids[keep.array], stored.info()))
         return tuple(infos), adopted
 

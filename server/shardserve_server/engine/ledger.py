@@ -123,7 +123,12 @@ class Ledger:
         return OutOfMemory(
             f"the call needs {nbytes} bytes on the devices, {max(0, self._free_bytes())} of {self.limit_bytes} are "
             f"free; resident arrays take {self._held_bytes['array']}: delete some, or let their leases end",
-            details={"needed_bytes": nbytes, "free_bytes": max(0, self._free_bytes()), "holders": holders},
+            details={
+                "needed_bytes": nbytes,
+                "free_bytes": max(0, self._free_bytes()),
+                "is_transient": is_transient,  # running calls end by themselves, resident arrays do not
+                "holders": holders,
+            },
             retry_after_s=_RETRY_AFTER_S if is_transient else 10 * _RETRY_AFTER_S,
         )
 

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from shardserve_proto.errors import NotFound, nearest
+from shardserve_proto.errors import InvalidRequest, NotFound, ShardserveError, nearest
 from shardserve_proto.messages import DeviceInfo
 from shardserve_proto.specs import MeshShape, P, WireMesh, resolve_mesh
 
@@ -56,9 +56,15 @@ class Meshes:
             raise RuntimeError(f"{devices} devices were asked for, but JAX has {len(available)}")
         self.devices: Sequence[jax.Device] = available[:devices]
         default: MeshShape = ((DEFAULT_AXIS, len(self.devices)),)
-        resolved = {name: resolve_mesh(axes, devices=len(self.devices)) for name, axes in named.items()}
+        resolved = {name: self._resolved(name, axes) for name, axes in named.items()}
         self.named: dict[str, MeshShape] = {"default": default, **resolved}
         self.build = lru_cache(maxsize=MESHES_KEPT)(self._build)
+
+    def _resolved(self, name: str, axes: MeshShape) -> MeshShape:
+        try:
+            return resolve_mesh(axes, devices=len(self.devices))
+        except ShardserveError as error:
+            raise InvalidRequest(f"setting meshes (SHARDSERVE_MESHES): {name!r}: {error.message}") from None
 
     def shape(self, wire: WireMesh | None) -> MeshShape:
         """The axes and sizes that a call asks for; absent, one axis "devices" over all of them.

@@ -38,7 +38,15 @@ class Stored:
             "shard_shape": self.array.sharding.shard_shape(self.array.shape),
             "nbytes": placed.nbytes,
             "device_bytes": self.device_bytes,
+            "devices": device_ids(self.array.sharding),
         }
+
+
+def device_ids(sharding: jax.sharding.Sharding) -> tuple[int, ...]:
+    """The devices that hold an array, in the order of its mesh."""
+    if isinstance(sharding, jax.sharding.NamedSharding):
+        return tuple(device.id for device in sharding.mesh.devices.flat)
+    return tuple(sorted(device.id for device in sharding.device_set))
 
 
 def device_bytes(array: jax.Array) -> int:

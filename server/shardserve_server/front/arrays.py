@@ -32,7 +32,7 @@ COMPARED_NAMES = 1000
 _UNDECLARED = "the operator's table does not have it any more, or has another array under its name"
 
 #: What the engine tells of an array.
-ENGINE_FIELDS = {"dtype", "shape", "spec", "mesh", "shard_shape", "nbytes", "device_bytes"}
+ENGINE_FIELDS = {"dtype", "shape", "spec", "mesh", "shard_shape", "nbytes", "device_bytes", "devices"}
 
 Key = tuple[str, bytes]
 

@@ -15,7 +15,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from ..link.descriptors import raise_descriptor_limit
-from ..settings import BadSetting, Settings
+from ..settings import BadSetting, Settings, StartRefused
 from .app import create_app
 from .auth import load_keys
 from .limits import ConnectionLimits
@@ -95,6 +95,7 @@ def run(settings: Settings, *, announce: Callable[[dict[str, Any]], None], stop_
 
     Raises:
         BadSetting: before anything is started.
+        StartRefused: the engine cannot start with these settings.
     """
     configure_logging()
     raise_descriptor_limit()
@@ -115,7 +116,16 @@ def run(settings: Settings, *, announce: Callable[[dict[str, Any]], None], stop_
             signal.signal(number, _stopped)
         if stop_at_eof:
             threading.Thread(target=_stop_at_eof, args=(server,), name="stdin", daemon=True).start()
+        refused: list[str] = []
+        app.state.services.engine.on_first_refusal = lambda reason: _give_up(server, refused, reason)
         server.run(sockets=[listener])
+        if refused:
+            raise StartRefused(refused[0])
+
+
+def _give_up(server: FrontServer, refused: list[str], reason: str) -> None:
+    refused.append(reason)
+    server.should_exit = True
 
 
 def _stopped(number: int, frame: object) -> None:

@@ -286,6 +286,6 @@ class BufferPool:
 def _no_room(needed: int, free: int) -> OutOfMemory:
     return OutOfMemory(
         f"no room for a shared buffer of {needed} bytes now, {free} bytes are free; try again",
-        details={"needed_bytes": needed, "free_bytes": free},
+        details={"needed_bytes": needed, "free_bytes": free, "is_transient": True},
         retry_after_s=1.0,
     )

@@ -80,6 +80,10 @@ class EngineProcess:
         command: how to start the engine.
         pool: the shared buffers.
         on_change: called after each change of state.
+
+    Attributes:
+        on_first_refusal: called with the reason when the first engine cannot start with its settings. Later ones may
+            be refused too (a file of declared arrays has changed); the server then stays up and says so.
     """
 
     def __init__(
@@ -91,6 +95,7 @@ class EngineProcess:
         self.pid: int | None = None
         self.starts = 0
         self.before_ready: Callable[[EngineConnection], Awaitable[None]] | None = None
+        self.on_first_refusal: Callable[[str], None] | None = None
         self._command = command
         self._pool = pool
         self._on_change = on_change
@@ -239,6 +244,8 @@ class EngineProcess:
         self._is_stopping = True  # the same settings would be refused again
         self._enter("down", f"the engine cannot start with these settings: {error.message}")
         self._log.error("engine refused its settings", reason=error.message)
+        if self.starts == 1 and self.on_first_refusal is not None:
+            self.on_first_refusal(error.message)
 
     def _on_link_end(self, connection: EngineConnection) -> None:
         """The engine's end of the link is closed: whoever waits learns it now, before waitpid has the verdict."""

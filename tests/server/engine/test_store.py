@@ -14,10 +14,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shardserve_proto.dtypes import DTYPES
-from shardserve_proto.errors import Expired, OutOfMemory, TooLarge
-from shardserve_proto.programs import Program
+from shardserve_proto.errors import Expired, InternalError, OutOfMemory, TooLarge
+from shardserve_proto.frames import encode_header
+from shardserve_proto.messages import CallRequest, Keep, Segment, SegmentArgument
+from shardserve_proto.programs import Program, Step
 from shardserve_proto.specs import P
+from shardserve_server.engine import call as call_module
+from shardserve_server.engine.call import RunningCall
 from shardserve_server.engine.engine import Engine, EngineSettings
+from shardserve_server.engine.executable import Executable
 from shardserve_server.engine.placement import Where, place
 from shardserve_server.engine.store import Store
 from tests.residents import TRANSFER, Handle, aligned, get, put, run
@@ -100,9 +105,6 @@ def test_a_buffer_that_is_reused_too_early_would_change_the_array(engine: Engine
 
 
 def _put_segment(engine: Engine, segment: Any, x: Any, handle: Handle, spec: Any) -> Any:
-    from shardserve_proto.frames import encode_header
-    from shardserve_proto.messages import CallRequest, Keep, Segment, SegmentArgument
-
     request = CallRequest(
         program=TRANSFER,
         arguments=(SegmentArgument(segment=0),),
@@ -248,7 +250,7 @@ def test_what_never_fits_and_what_does_not_fit_now_are_two_errors(small: Engine)
     assert details["needed_bytes"] == 720_000
     assert details["free_bytes"] == 2**20 - 720_000
     assert details["holders"][0]["id"] == kept.id.hex()
-    assert caught.value.retry_after_s is not None
+    assert (details["is_transient"], caught.value.retry_after_s) == (False, 10.0)
     small.delete("", [kept.id])
     gc.collect()
     put(small, np.zeros(90_000))
@@ -269,6 +271,62 @@ def test_many_calls_that_fit_alone_wait_for_each_other(small: Engine) -> None:
     assert all(future.exception() is None for future in futures)
     assert most <= 2**20
     assert _settled(small)["reserved_bytes"] == 0
+
+
+HOOKS = [
+    (RunningCall, "_check_deadline"), (RunningCall, "_reserve"), (RunningCall, "_upload"), (RunningCall, "_keep"),
+    (RunningCall, "_gather"), (Executable, "reply"),
+    (call_module, "upload"), (call_module, "gather"), (call_module, "Stream"), (call_module.jax, "block_until_ready"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("owner", "hook"), HOOKS, ids=[hook for _, hook in HOOKS])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_fault_anywhere_in_the_engine_leaves_nothing_reserved_and_nothing_kept(
+    small: Engine, monkeypatch: pytest.MonkeyPatch, owner: Any, hook: str, when: str
+) -> None:
+    """D3: raise before and after every step of a call that has one result as data and keeps another."""
+    monkeypatch.setattr(call_module, "STREAM_BYTES", 80_000 if hook == "Stream" else 2**20)
+    original, failed = getattr(owner, hook), []
+
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        if when == "after":
+            original(*args, **kwargs)
+        failed.append(hook)
+        raise RuntimeError("a fault of the test")
+
+    x = np.ones((100, 128))  # a call on it is large enough to take every step
+    request, segments, ids = two_results(x)
+    first = small.submit(request, segments, ids=ids, streams=True).result(50)
+    if first.stream is not None:
+        first.stream.close()
+    small.delete("", ids)
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, hook, broken)
+        with pytest.raises(InternalError):
+            small.submit(request, segments, ids=ids, streams=True).result(50)
+    assert failed
+    memory = _settled(small)
+    assert (memory["reserved_bytes"], memory["resident_bytes"]) == (0, 0)
+    small.submit(request, segments, ids=ids, streams=True).result(50)
+
+
+def two_results(x: Any) -> tuple[bytes, list[Any], list[bytes]]:
+    """A call that gives its argument's exponential twice: as data, and kept."""
+    steps = (Step(kernel="exp", operands=(0,)), Step(kernel="negative", operands=(0,)))
+    request = CallRequest(
+        program=Program(inputs=1, steps=steps, outputs=(1, 2)),
+        arguments=(SegmentArgument(segment=0),),
+        segments=(
+            Segment(dtype=x.dtype.name, shape=x.shape, nbytes=x.nbytes),
+            Segment(dtype="uint8", shape=(1, 16), nbytes=16),
+        ),
+        ids=1,
+        mesh="default",
+        results=(None, Keep(array=0)),
+    )
+    key = secrets.token_bytes(16)
+    return encode_header(request.to_wire()), [aligned(x), np.frombuffer(key, np.uint8)], [key]
 
 
 def test_the_result_of_a_call_that_kept_an_id_twice_is_not_counted_twice() -> None:

@@ -162,7 +162,7 @@ def test_a_full_pool_says_what_is_needed_and_free(pool: BufferPool) -> None:
     lease = pool.lease(12 * MIB)
     with pytest.raises(OutOfMemory) as caught:
         pool.lease(8 * MIB)
-    assert caught.value.details == {"needed_bytes": 8 * MIB, "free_bytes": 4 * MIB}
+    assert caught.value.details == {"needed_bytes": 8 * MIB, "free_bytes": 4 * MIB, "is_transient": True}
     assert caught.value.retry_after_s
     lease.release()
     pool.lease(8 * MIB).release()
