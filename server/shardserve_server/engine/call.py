@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import threading
 import time
@@ -24,16 +23,13 @@ from .executable import Executable
 from .ledger import Ledger, Reservation
 from .placement import Placed, Where
 from .plan import Plan
-from .store import Store, Stored
+from .store import SMALL_BYTES, Store, Stored, let_go
 from .stream import STREAM_BYTES, Stream
 from .transfer import aliases, gather, own_copy, slots, upload, view
 
 logger = logging.getLogger(__name__)
 
 Allocate = Callable[[int], memoryview]
-#: Results up to this size are gathered in the lane itself: a hop to another thread costs more. Arguments up to this
-#: size ride in the front's message, so no shared buffer waits for them.
-SMALL_BYTES = 64 * 1024
 #: How long a call without a deadline waits for running calls to make room.
 ROOM_WAIT_S = 60.0
 #: What a run-time error says when memory ran out: in XLA, or in a library that allocates for itself.
@@ -266,10 +262,10 @@ class RunningCall:
         self._end()
 
     def _end(self, *, keeps_reservation: bool = False) -> None:
+        largest = max((stored.device_bytes for stored in self.stored if stored is not None), default=0)
+        largest = max(largest, self.plan.upload_bytes)
         self._arguments, self.segments, self.stored, self._results = (), (), (), ()
-        if self.plan.upload_bytes > SMALL_BYTES:
-            # JAX lets go of aliased host memory only when Python collects garbage; the youngest generation will do.
-            gc.collect(0)
+        let_go(largest)
         if not keeps_reservation:
             self._release()
 

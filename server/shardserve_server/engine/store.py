@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import weakref
 from collections.abc import Iterable
@@ -17,6 +18,9 @@ from shardserve_proto.specs import P, spec_to_wire
 from ..link.messages import DECLARED
 from .ledger import Ledger, Reservation
 from .placement import Where
+
+#: Arguments up to this size ride in the front's message, so no shared buffer waits for them.
+SMALL_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,8 +49,18 @@ class Stored:
 def device_ids(sharding: jax.sharding.Sharding) -> tuple[int, ...]:
     """The devices that hold an array, in the order of its mesh."""
     if isinstance(sharding, jax.sharding.NamedSharding):
-        return tuple(device.id for device in sharding.mesh.devices.flat)
+        return tuple(int(number) for number in sharding.mesh.device_ids.flat)
     return tuple(sorted(device.id for device in sharding.device_set))
+
+
+def let_go(nbytes: int) -> None:
+    """JAX lets go of host memory that its arrays shared only when Python collects garbage; the youngest will do.
+
+    Arguments:
+        nbytes: of the largest array that was dropped; small ones share no buffer of the front.
+    """
+    if nbytes > SMALL_BYTES:
+        gc.collect(0)
 
 
 def device_bytes(array: jax.Array) -> int:
@@ -94,8 +108,10 @@ class Store:
     def delete(self, owner: str, keys: Iterable[bytes]) -> None:
         """Forget arrays; calls that use them keep them to their end."""
         with self._lock:
-            for key in keys:
-                self._arrays.pop((owner, key), None)
+            gone = [self._arrays.pop((owner, key), None) for key in keys]
+        largest = max((stored.device_bytes for stored in gone if stored is not None), default=0)
+        gone.clear()
+        let_go(largest)
 
     def __len__(self) -> int:
         return len(self._arrays)

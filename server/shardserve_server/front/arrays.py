@@ -59,6 +59,7 @@ class Record:
         life: the life of the engine that has it.
         digest: of the header that made it: a repeat of the same call is harmless, another call is a mistake.
         copy: of a pinned array.
+        shared: where the bytes of one that became its upload lie, as long as the engine holds the buffer.
     """
 
     owner: str
@@ -72,6 +73,7 @@ class Record:
     made_at: float
     used_at: float
     copy: HostCopy | None = None
+    shared: HostCopy | None = None
 
     @property
     def key(self) -> Key:

@@ -23,7 +23,7 @@ from shardserve_proto.frames import (
     lay_out,
 )
 from shardserve_proto.limits import LIMITS
-from shardserve_proto.messages import ID_BYTES, ArrayArgument, CallRequest, Keep, check_call, frame_layout
+from shardserve_proto.messages import ID_BYTES, ArrayArgument, CallRequest, Keep, Precision, check_call, frame_layout
 from shardserve_proto.programs import validate
 
 from ..link.buffers import BufferPool
@@ -33,8 +33,9 @@ from ..settings import Settings
 from .arrays import Arrays, Record
 from .body import BodyReader, ClientGone
 from .connection import connection_of
+from .direct import direct_outputs, direct_reply
 from .holders import told_to
-from .pins import Pins, copied_segments
+from .pins import HostCopy, Pins, copied_segments
 from .sending import Sender
 from .telemetry import server_timing
 
@@ -52,6 +53,7 @@ class CallHead:
         ids: the segment of ids, and how many there are.
         used: rows of the ids of resident arguments.
         kept: what to keep of the outputs, with the segment that such an output is a copy of, if it is one.
+        direct: of a call that only asks for the data of arrays: for each output, the argument that it is.
     """
 
     layout: Layout
@@ -60,6 +62,8 @@ class CallHead:
     ids: int | None = None
     used: tuple[int, ...] = ()
     kept: tuple[tuple[Keep, int | None], ...] = ()
+    direct: tuple[int, ...] | None = None
+    precision: Precision = "highest"
 
     @classmethod
     def of(cls, call: CallRequest, layout: Layout, header_end: int) -> CallHead:
@@ -69,7 +73,8 @@ class CallHead:
             for keep, segment in zip(call.kept(), copied_segments(call), strict=True)
             if keep is not None
         )
-        return cls(layout, header_end, call.timeout_s, call.ids, used, kept)
+        direct = direct_outputs(call)
+        return cls(layout, header_end, call.timeout_s, call.ids, used, kept, direct, call.precision)
 
 
 class Calls:
@@ -157,7 +162,10 @@ class Calls:
         now = time.monotonic()
         owner: str = scope["state"].get("owner", "")
         ids = _ids(head, upload)
-        self.arrays.use(owner, [ids[row] for row in head.used])
+        records = self.arrays.use(owner, [ids[row] for row in head.used])
+        reply = self._direct(head, records, receive_s=now - arrived)
+        if reply is not None:
+            return reply
         self.arrays.check_new(owner, [(ids[keep.array], keep) for keep, _ in head.kept], header)
         options = CallOptions(
             owner=owner,
@@ -182,6 +190,12 @@ class Calls:
             if take_back is not None:
                 take_back()
 
+    def _direct(self, head: CallHead, records: list[Record], *, receive_s: float) -> EngineReply | None:
+        if head.direct is None:
+            return None
+        kind = self.engine.check_ready().devices[0].kind
+        return direct_reply(records, head.direct, device_kind=kind, precision=head.precision, receive_s=receive_s)
+
     async def _keep(self, owner: str, head: CallHead, header: bytes, upload: Upload, reply: EngineReply) -> None:
         """Enter the arrays that the engine kept into the registry: all of them, or none."""
         added: list[Record] = []
@@ -191,6 +205,8 @@ class Calls:
                     self._pins.check_room(self.arrays, info["nbytes"])
                 record = self.arrays.add(owner, key, keep, info, header)
                 added.append(record)
+                if reply.adopted and segment is not None and upload.lease is not None:
+                    record.shared = HostCopy(*upload.segments[segment], upload.lease)
                 if keep.pinned and record.copy is None:
                     self.arrays.pin(record, await self._pins.copy(self.engine, record, upload, segment))
         except BaseException:

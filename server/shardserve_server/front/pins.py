@@ -26,7 +26,7 @@ _TRANSFER = Program(inputs=1, outputs=(0,))
 
 @dataclass(frozen=True)
 class HostCopy:
-    """The bytes of a pinned array in host memory.
+    """The bytes of an array in host memory: the copy of a pinned one, or the upload that became the array.
 
     Attributes:
         lease: of the shared buffer that holds them; a small array is in `payload` itself.
@@ -36,6 +36,17 @@ class HostCopy:
     nbytes: int
     lease: Lease | None = None
     payload: bytes = b""
+
+    @property
+    def is_there(self) -> bool:
+        """Whether somebody still holds the buffer, so that the bytes are the array's."""
+        return self.lease is None or not self.lease.is_over
+
+    @property
+    def view(self) -> memoryview:
+        """The bytes in C order."""
+        whole = memoryview(self.payload) if self.lease is None else self.lease.view
+        return whole[self.offset : self.offset + self.nbytes].toreadonly()
 
     def upload(self) -> Upload:
         """These bytes as the segments of a call; the second one, of ids, is empty, since the message has them."""

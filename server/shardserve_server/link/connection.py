@@ -291,6 +291,7 @@ class EngineConnection:
                 stream=stream,
                 lease=lease,
                 stored=message.stored,
+                adopted=message.adopted,
                 _release=_releaser(lease, stream),
             )
         )

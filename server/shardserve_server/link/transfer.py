@@ -69,6 +69,7 @@ class EngineReply:
         stream: large outputs, window by window.
         lease: of the buffer that the segments lie in, if they did not come with the message.
         stored: id and description of each output that the engine keeps.
+        adopted: one of these lies in the memory of the call's own upload.
         engine_s: seconds between handing over the call and this reply.
     """
 
@@ -78,6 +79,7 @@ class EngineReply:
     stream: ReplyStream | None = None
     lease: Lease | None = None
     stored: tuple[tuple[bytes, dict[str, Any]], ...] = ()
+    adopted: bool = False
     _release: Callable[[], None] = field(default=lambda: None, repr=False)
 
     @property
