@@ -19,13 +19,14 @@ from shardserve_proto.errors import CompileTimeout, DeadlineExceeded, InternalEr
 from shardserve_proto.messages import Keep, SegmentArgument
 from shardserve_proto.programs import Constant
 
+from .cut import copy_cut
 from .executable import Executable
 from .ledger import Ledger, Reservation
 from .placement import Placed, Where
 from .plan import Plan
 from .store import SMALL_BYTES, Store, Stored, let_go
 from .stream import STREAM_BYTES, Stream
-from .transfer import aliases, gather, own_copy, slots, upload, view
+from .transfer import aliases, gather, host_shards, own_copy, slots, typed, upload, view
 
 logger = logging.getLogger(__name__)
 
@@ -221,7 +222,7 @@ class RunningCall:
         assert executable is not None  # noqa: S101 - set before anything was launched
         results = list(zip(self._results, executable.outputs, self.plan.kept, strict=True))
         data = [(array, where.placed) for array, where, keep in results if keep is None]
-        is_stream = self.streams and self.plan.data_bytes > STREAM_BYTES
+        is_stream = self.streams and self.plan.data_bytes > STREAM_BYTES and self.plan.cut is None
         segments = [] if is_stream else self._gather(data)
         # What cannot be answered keeps nothing, so this comes after the last thing that lacks room now and then.
         stored, adopted = self._keep([(array, where, keep) for array, where, keep in results if keep is not None])
@@ -252,8 +253,15 @@ class RunningCall:
         memory = self.allocate(total)
         segments = [memory[place] for place in places]
         for (result, placed), segment in zip(data, segments, strict=True):
-            gather(result, placed, segment)
+            self._copy(result, placed, segment)
         return segments
+
+    def _copy(self, result: jax.Array, placed: Placed, segment: memoryview) -> None:
+        if self.plan.cut is None:
+            gather(result, placed, segment)
+            return
+        shape = [len(taken) for taken in self.plan.cut]
+        copy_cut(host_shards(result), self.plan.cut, typed(segment, placed.aval.strong_dtype, shape))
 
     def fail(self, error: BaseException) -> None:
         """End the call with a named error; anything unforeseen is logged under an id and becomes `InternalError`."""

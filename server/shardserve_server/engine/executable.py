@@ -152,8 +152,9 @@ def _transfer(plan: Plan, meshes: Meshes) -> Executable:
     shardings = tuple(meshes.sharding(where) for where in plan.arguments)
     pairs = zip(plan.arguments, shardings, strict=True)
     sizes = [bytes_on_devices(where.placed, sharding) for where, sharding in pairs]
+    passed = plan.program.outputs if plan.cut is None else (0,)
     return Executable(
-        run=lambda *arrays: [arrays[number] for number in plan.program.outputs],
+        run=lambda *arrays: [arrays[number] for number in passed],
         in_shardings=shardings,
         moves=_moves(plan, meshes),
         outputs=plan.outputs,

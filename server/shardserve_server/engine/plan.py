@@ -23,6 +23,7 @@ from shardserve_proto.specs import AUTO, MeshShape, P, Spec, spec_from_wire
 
 from ..kernels.registry import Registry
 from .constants import strengthen
+from .cut import Cut, cut_of
 from .labels import labels_as_specs
 from .mesh import Meshes
 from .placement import (
@@ -55,6 +56,7 @@ class Plan:
         kept: for each output, what to keep of it; None for its data.
         mesh: axes and sizes; None when the call runs on one device.
         is_transfer: the call computes nothing; it moves arrays on to, off, or between devices.
+        cut: of a transfer that brings a part of one resident array to the caller: that part.
         key: equal for calls that may share an executable.
     """
 
@@ -69,6 +71,7 @@ class Plan:
     mesh: MeshShape | None
     is_transfer: bool
     key: tuple[Any, ...]
+    cut: Cut | None = None
 
     @cached_property
     def array_inputs(self) -> list[int]:
@@ -194,8 +197,9 @@ class Planner:
     def _plan(self, header: bytes, residents: tuple[Where | None, ...]) -> Plan:
         call = self.call(header)
         question = self._ask(call, residents or (None,) * len(call.arguments))
+        cut = cut_of(call, question.residents)
         self._check_size(question.new_arrays())
-        arguments, outputs, mesh = _answer(question)
+        arguments, outputs, mesh = _answer(question) if cut is None else _answer_cut(question)
         numbers = array_numbers(question.inputs)
         plan = Plan(
             call=call,
@@ -207,8 +211,9 @@ class Planner:
             outputs=outputs,
             kept=call.kept(),
             mesh=mesh,
-            is_transfer=question.is_transfer,
+            is_transfer=question.is_transfer or cut is not None,
             key=(),
+            cut=cut,
         )
         return replace(plan, key=_key(plan))
 
@@ -301,6 +306,13 @@ def _answer(question: _Question) -> _Answer:
         for aval, spec in zip(question.outputs, question.out_specs, strict=True)
     )
     return tuple(arguments), outputs, mesh
+
+
+def _answer_cut(question: _Question) -> _Answer:
+    """A part of a resident array, which stays where it is."""
+    (lies,) = question.residents
+    assert lies is not None  # noqa: S101 - what is cut is resident
+    return (lies,), (Where(place(question.outputs[0], P(), ()), lies.mesh),), lies.mesh
 
 
 def _answer_transfer(question: _Question) -> _Answer:

@@ -50,7 +50,8 @@ def device_ids(sharding: jax.sharding.Sharding) -> tuple[int, ...]:
     """The devices that hold an array, in the order of its mesh."""
     if isinstance(sharding, jax.sharding.NamedSharding):
         return tuple(int(number) for number in sharding.mesh.device_ids.flat)
-    return tuple(sorted(device.id for device in sharding.device_set))
+    alone: Any = sharding.device_set
+    return tuple(sorted(device.id for device in alone))
 
 
 def let_go(nbytes: int) -> None:

@@ -6,10 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 
 import jax
-import numpy as np
 
 from .placement import Placed
-from .transfer import HostShard, Index, blocks, copy_block, host_shards
+from .transfer import HostShard, Index, blocks, copy_block, host_shards, typed
 
 #: Results above this size are not gathered in one piece.
 STREAM_BYTES = 64 * 2**20
@@ -48,8 +47,7 @@ class Stream:
     def fill(self, segment: int, window: int, memory: memoryview) -> None:
         """Copy one window into memory of its size."""
         block = self._blocks[segment][window]
-        dtype = self._placed[segment].aval.strong_dtype
-        target = np.frombuffer(memory, np.uint8).view(dtype).reshape([b.stop - b.start for b in block])
+        target = typed(memory, self._placed[segment].aval.strong_dtype, [b.stop - b.start for b in block])
         copy_block(self._shards[segment], block, target)
 
     def close(self) -> None:

@@ -82,13 +82,14 @@ def gather(result: jax.Array, placed: Placed, memory: memoryview) -> None:
     """
     shape = placed.aval.shape
     if placed.spec is not None and not placed.is_padded and len(result.sharding.device_set) == 1:
-        _typed(memory, placed.aval.strong_dtype, shape)[...] = np.asarray(result)
+        typed(memory, placed.aval.strong_dtype, shape)[...] = np.asarray(result)
         return
     whole = tuple(slice(0, size) for size in shape)
-    copy_block(host_shards(result), whole, _typed(memory, placed.aval.strong_dtype, shape))
+    copy_block(host_shards(result), whole, typed(memory, placed.aval.strong_dtype, shape))
 
 
-def _typed(memory: memoryview, dtype: DType, shape: Sequence[int]) -> Array:
+def typed(memory: memoryview, dtype: DType, shape: Sequence[int]) -> Array:
+    """Memory as an array."""
     return np.frombuffer(memory, np.uint8).view(dtype).reshape(shape)
 
 
