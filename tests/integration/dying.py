@@ -48,8 +48,8 @@ class Report:
         return (
             f"{self.rounds} rounds of {POINTS} points in {self.seconds:.1f} s; clients that died: {died}\n"
             f"puts that were complete before their client died: {self.left} (deleted by this test)\n"
-            f"ledger at the end: resident {self.resident_bytes} bytes = those of the live handles; reserved 0; transit 0\n"
-            f"open descriptors, front: {front} before, {front_after} after; engine: {engine} before, {engine_after} after"
+            f"ledger at the end: resident {self.resident_bytes} bytes, as the live handles; reserved 0; in transit 0\n"
+            f"open descriptors before and after: front {front}, {front_after}; engine {engine}, {engine_after}"
         )
 
 

@@ -133,28 +133,45 @@ def declared_in(folder: Path) -> dict[str, str]:
 
 def test_a_dead_engine_takes_unpinned_arrays_and_no_other(tmp_path: Path) -> None:
     """`kill -9` of the engine with an unpinned, a pinned and a declared array: what each handle answers."""
-    np.save(tmp_path / "vectors.npy", X)
+    kill_and_ask(tmp_path, X)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_what_each_handle_answers_before_and_after_a_kill_and_when(tmp_path: Path) -> None:
+    """The same with 256 MiB each, and a table of the times."""
+    large = np.random.default_rng(0).random((2**18, 256)).astype(np.float32)
+    print("\n" + "\n".join(kill_and_ask(tmp_path, large)))
+
+
+def kill_and_ask(tmp_path: Path, x: Array) -> list[str]:
+    """Kill the engine under three arrays, and ask for each again; a table of what was answered."""
+    np.save(tmp_path / "vectors.npy", x)
     (tmp_path / "arrays.toml").write_text('[vectors]\nfile = "vectors.npy"\nspec = ["devices"]\n')
     with launch(environment=declared_in(tmp_path)) as server:
         lost, pinned = (
-            put(server, X + 1, "name=lost"),
-            put(server, X + 2, "name=pinned&pinned=true&spec=[%22devices%22]"),
+            put(server, x + 1, "name=lost"),
+            put(server, x + 2, "name=pinned&pinned=true&spec=[%22devices%22]"),
         )
         declared = server.request("GET", "/v1/arrays/vectors/info").json
-        expected = {lost["id"]: X + 1, pinned["id"]: X + 2, declared["id"]: X}
-        for key, array in expected.items():
+        ids = {"unpinned": lost["id"], "pinned": pinned["id"], "declared": declared["id"]}
+        for key, array in zip(ids.values(), (x + 1, x + 2, x), strict=True):
             np.testing.assert_array_equal(get(server, key), array)
+        before = {kind: answer_of(server, key) for kind, key in ids.items()}
         os.kill(server.engine_pid, signal.SIGKILL)
         killed = time.monotonic()
         first = eventually_not_ready(server)
+        noticed_s = time.monotonic() - killed
         assert first.code in ("engine_starting", "engine_lost")
-        assert server.request("GET", f"/v1/arrays/{pinned['id']}").status == 503
+        at_once = {kind: answer_of(server, key) for kind, key in ids.items()}
+        assert at_once["pinned"] == "503 engine_starting"
         server.wait_ready()
-        print(f"ready again {time.monotonic() - killed:.2f} s after the kill")
+        ready_s = time.monotonic() - killed
+        after = {kind: answer_of(server, key) for kind, key in ids.items()}
         for text in (pinned["id"], "pinned"):
-            np.testing.assert_array_equal(get(server, text), X + 2)
+            np.testing.assert_array_equal(get(server, text), x + 2)
         for text in (declared["id"], "vectors"):
-            np.testing.assert_array_equal(get(server, text), X)
+            np.testing.assert_array_equal(get(server, text), x)
         gone = server.request("GET", f"/v1/arrays/{lost['id']}")
         assert (gone.status, gone.code) == (410, "expired")
         assert "lost when the engine died" in gone.json["error"]["message"]
@@ -166,7 +183,19 @@ def test_a_dead_engine_takes_unpinned_arrays_and_no_other(tmp_path: Path) -> Non
         assert call.status == 200, call.body
         memory = server.request("GET", "/v1/memory").json
         assert memory["resident_bytes"] == pinned["device_bytes"] + declared["device_bytes"]
-        assert memory["pinned_bytes"] == X.nbytes
+        assert memory["pinned_bytes"] == x.nbytes
+    return [
+        f"kill -9 of the engine under three arrays of {x.nbytes / 2**20:.2f} MiB: /readyz says so after "
+        f"{noticed_s * 1e3:.0f} ms, and is 200 again after {ready_s:.2f} s",
+        f"{'array':10} {'before':8} {'at once':22} when ready again",
+        *(f"{kind:10} {before[kind]:8} {at_once[kind]:22} {after[kind]}" for kind in ids),
+    ]
+
+
+def answer_of(server: RunningServer, key: str) -> str:
+    """Status and code of a small download."""
+    answer = server.request("GET", f"/v1/arrays/{key}?slice=:1")
+    return "200" if answer.status == 200 else f"{answer.status} {answer.code}"
 
 
 def eventually_not_ready(server: RunningServer) -> Answer:
