@@ -114,19 +114,30 @@ class Calls:
             self._heads[(declared, header)] = head
         return head
 
-    def prepare(self, head: CallHead) -> Upload:
-        """Room for the call's segments.
+    def admit(self, body_bytes: int) -> None:
+        """Whether a body of this length has a chance, before a byte of it is read or `100 Continue` is said.
 
         Raises:
             TooLarge: for the devices or the shared buffers, ever.
             OutOfMemory: for the shared buffers now.
+            EngineStarting, EngineLost: there is no engine that could take it.
         """
-        needed, limit = sum(head.layout.sizes), self.engine.check_ready().memory_bytes
-        if needed > limit:
+        limit = self.engine.check_ready().memory_bytes
+        if body_bytes > limit + LIMITS.header_bytes:
             raise TooLarge(
-                f"the arrays of the call take {needed} bytes, but the devices hold {limit}; split the call",
-                details={"needed_bytes": needed, "limit_bytes": limit},
+                f"the arrays of the call take {body_bytes} bytes, but the devices hold {limit}; split the call",
+                details={"needed_bytes": body_bytes, "limit_bytes": limit},
             )
+        if body_bytes > LIMITS.inline_bytes + LIMITS.header_bytes:
+            self._pool.check_room(body_bytes - LIMITS.header_bytes)
+
+    def prepare(self, head: CallHead) -> Upload:
+        """Room for the call's segments.
+
+        Raises:
+            TooLarge: for the shared buffers, ever.
+            OutOfMemory: for the shared buffers now.
+        """
         return Upload.prepare(
             head.layout, header_bytes_end=head.header_end, pool=self._pool, inline_bytes=LIMITS.inline_bytes
         )

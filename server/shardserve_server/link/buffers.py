@@ -134,13 +134,19 @@ class BufferPool:
         #: Called with the number of each buffer that is given back to the system, so that engines unmap it.
         self.on_discard: list[Callable[[int], None]] = []
 
-    def lease(self, nbytes: int, *, holder: Hashable = FRONT) -> Lease:
-        """Lend a buffer of at least `nbytes`.
+    def check_room(self, nbytes: int) -> None:
+        """Refuse at once what `lease` would refuse now; nothing is set aside.
 
         Raises:
             TooLarge: more than the pool may ever hold.
             OutOfMemory: no room now.
         """
+        capacity = self._capacity(nbytes)
+        free = self._limit_bytes - self._leased_bytes - self._making_bytes
+        if capacity > free:
+            raise _no_room(capacity, free)
+
+    def _capacity(self, nbytes: int) -> int:
         capacity = size_class(nbytes)
         if capacity > self._limit_bytes:
             raise TooLarge(
@@ -148,6 +154,16 @@ class BufferPool:
                 "split the call, or raise the setting buffer_bytes",
                 details={"needed_bytes": nbytes, "limit_bytes": self._limit_bytes},
             )
+        return capacity
+
+    def lease(self, nbytes: int, *, holder: Hashable = FRONT) -> Lease:
+        """Lend a buffer of at least `nbytes`.
+
+        Raises:
+            TooLarge: more than the pool may ever hold.
+            OutOfMemory: no room now.
+        """
+        capacity = self._capacity(nbytes)
         self._collect()
         spare = self._spare_buffer(capacity)
         lease = Lease(next(self._numbers), spare or self._new(capacity), nbytes, holder, self)

@@ -22,6 +22,7 @@ from shardserve_server.front import protocol
 from shardserve_server.front.body import BodyReader
 from shardserve_server.front.connection import EXTENSION, Connection, _cannot_fill
 from shardserve_server.front.receive import BULK_BYTES, BulkReceiver
+from shardserve_server.link.buffers import BufferPool
 from shardserve_server.settings import Settings
 
 from .serving import Served, eventually, frame, post_head, read_answer, read_one, serving
@@ -253,3 +254,16 @@ def test_large_bodies_arrive_over_tls(certificate: Path, loop: Literal["uvloop",
             eventually(lambda: front.pool.usage().leases == 1)
         eventually(lambda: front.pool.usage().leases == 0)
     assert len(fills) == 3
+
+
+def test_a_body_that_has_no_room_is_refused_before_it_is_asked_for() -> None:
+    """`100 Continue` is said after admission: a client that waits for it never sends a byte of what is refused."""
+    pool = BufferPool(kind="memfd", limit_bytes=4 * MIB, spare_bytes=0)
+    with serving(pool=pool) as front:
+        held = pool.lease(3 * MIB)
+        for length, status in ((2 * MIB, 507), (8 * MIB, 413), (2**40, 413)):
+            with socket.create_connection(("127.0.0.1", front.port), timeout=10) as stream:
+                stream.sendall(post_head("/v1/call", length, Expect="100-continue"))
+                answer = read_answer(stream)
+            assert answer.status == status
+        held.release()

@@ -66,7 +66,7 @@ async def put_array(request: Request, query: Annotated[PutQuery, Query()]) -> Ar
     _check_query(request, PutQuery.model_fields)
     services, owner = services_of(request), owner_of(request)
     length = _npy_length(request)
-    services.engine.check_ready()
+    services.calls.admit(length)
     body = BodyReader(request.receive, length=length, scope=request.scope)
     npy = await read_header(body.read, length=length)
     key = secrets.token_bytes(ID_BYTES) if query.id is None else bytes.fromhex(query.id)

@@ -28,7 +28,7 @@ class CallEndpoint:
         headers = headers_of(scope)
         check_media_type(headers, MEDIA_TYPE)
         length = content_length(headers, limit=self._body_bytes)
-        self._calls.engine.check_ready()
+        self._calls.admit(length)
         body = BodyReader(receive, length=length, scope=scope)
         header, head = await self._read_head(body, length)
         upload = self._calls.prepare(head)
