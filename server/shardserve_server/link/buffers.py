@@ -142,6 +142,7 @@ class BufferPool:
             OutOfMemory: no room now.
         """
         capacity = self._capacity(nbytes)
+        self._collect()
         free = self._limit_bytes - self._leased_bytes - self._making_bytes
         if capacity > free:
             raise _no_room(capacity, free)
