@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help env versions demo test check format lint types layers bench bench-full vectors lock clean
+.PHONY: help env versions demo test long check format lint types layers bench bench-full vectors lock clean
 
 help: ## Print this manual
 	@echo "shardserve: a mesh of accelerators behind one HTTP endpoint"
@@ -37,6 +37,9 @@ demo: $(STAMP) ## Start a server with 8 virtual devices and run the guided tour
 
 test: $(STAMP) ## Run the whole test suite
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+long: $(STAMP) ## The long tests (20 minutes, 10 GiB of memory), with what they measured
+	$(BIN)/python -m pytest -m long -s $(PYTEST_ARGS)
 
 check: lint types layers test ## Everything that CI runs: format, lint, types, layers, tests
 
