@@ -237,7 +237,7 @@ def put_frame(array: Array) -> bytes:
         ids=0,
         results=(Keep(array=0),),
     )
-    parts = [memoryview(secrets.token_bytes(16)), memoryview(array).cast("B")]
+    parts = [memoryview(secrets.token_bytes(16)), array.data.cast("B")]
     return post(b"".join(encode_frame(encode_header(request.to_wire()), parts)))
 
 
@@ -248,7 +248,7 @@ def call_frame(kernel: str, array: Array) -> bytes:
         arguments=(SegmentArgument(segment=0),),
         segments=(_segment(array),),
     )
-    return post(b"".join(encode_frame(encode_header(request.to_wire()), [memoryview(array).cast("B")])))
+    return post(b"".join(encode_frame(encode_header(request.to_wire()), [array.data.cast("B")])))
 
 
 def _segment(array: Array) -> Segment:

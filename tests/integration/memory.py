@@ -93,7 +93,7 @@ class Watch:
 def digest(array: Array) -> str:
     """The hash of a contiguous array's bytes."""
     found = hashlib.blake2b()
-    flat = memoryview(array.reshape(-1).view(np.uint8))
+    flat = array.reshape(-1).view(np.uint8).data
     for start in range(0, len(flat), _HASHED):
         found.update(flat[start : start + _HASHED])
     return found.hexdigest()
@@ -105,7 +105,7 @@ def digest_of_double(array: Array) -> str:
     flat = array.reshape(-1)
     step = _HASHED // array.itemsize
     for start in range(0, len(flat), step):
-        found.update(memoryview(flat[start : start + step] * 2).cast("B"))
+        found.update((flat[start : start + step] * 2).data.cast("B"))
     return found.hexdigest()
 
 

@@ -15,8 +15,8 @@ WINDOW_BYTES = 64 * 1024 + 64  # no divisor of anything
 
 
 def shrink() -> None:
-    stream.WINDOW_BYTES = WINDOW_BYTES
-    call.STREAM_BYTES = STREAM_BYTES
+    vars(stream)["WINDOW_BYTES"] = WINDOW_BYTES
+    vars(call)["STREAM_BYTES"] = STREAM_BYTES
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def test_a_server_that_forgets_one_release_is_caught(monkeypatch: pytest.MonkeyP
     """The control: one buffer of all is not given back, and the loop above ends in a failure."""
     settings = Settings(port=0, devices=2, stop_grace_s=1)
     pool = BufferPool(kind="memfd", limit_bytes=2**29, spare_bytes=0)
-    release, forgotten = Upload.release, []
+    release, forgotten = Upload.release, list[Upload]()
 
     def forgetful(upload: Upload) -> None:
         if upload.lease is not None and not forgotten:
