@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from .cli_arrays import register as register_arrays
+from .cli_client import InsecureOption, JsonOption, UrlOption, connected
+from .cli_files import check_folder, load, save
 
 app = typer.Typer(
     name="shardserve",
@@ -25,11 +25,6 @@ app = typer.Typer(
 )
 
 BAD_SETTING_STATUS = 2
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one line of JSON, for scripts.")]
-UrlOption = Annotated[str | None, typer.Option("--url", help="The server; else SHARDSERVE_URL.")]
-InsecureOption = Annotated[
-    bool, typer.Option("--allow-insecure", help="Send the key over plain HTTP, on a network that you trust.")
-]
 
 
 def _print_version(wanted: bool) -> None:
@@ -126,7 +121,7 @@ def _announce_key(key: str, path: str) -> None:
 @app.command()
 def info(url: UrlOption = None, allow_insecure: InsecureOption = False, as_json: JsonOption = False) -> None:
     """Show a server's versions, devices, meshes, kernels and limits."""
-    with _named_errors(), _client(url, allow_insecure=allow_insecure) as client:
+    with connected(url, allow_insecure=allow_insecure) as client:
         facts = _plain(client.info())
         devices = [_plain(device) for device in client.devices()]
         kernels = [kernel.name for kernel in client.kernels()]
@@ -161,14 +156,14 @@ def call(
     import numpy as np
 
     params = dict(_parameter(text) for text in param or ())
-    arrays = [_load(path) for path in files or ()]
-    if output is not None and not output.parent.is_dir():  # known before anything is computed
-        raise typer.BadParameter(f"there is no folder {output.parent} to write {output.name} to")
-    with _named_errors(), _client(url, allow_insecure=allow_insecure) as client:
+    arrays = [load(path) for path in files or ()]
+    if output is not None:
+        check_folder(output)
+    with connected(url, allow_insecure=allow_insecure) as client:
         done = client.call(kernel, *arrays, **params)
     value = np.asarray(done.value)
     if output is not None:
-        _save(output, value)
+        save(output, value)
     if as_json:
         typer.echo(json.dumps({"dtype": str(value.dtype), "shape": value.shape, "report": _plain(done.report)}))
     elif output is None:
@@ -201,59 +196,6 @@ def settings(as_json: JsonOption = False) -> None:
     for row in rows:
         table.add_row(row.variable, row.unit, row.default, row.meaning)
     Console().print(table)
-
-
-def _client(url: str | None, *, allow_insecure: bool) -> Any:
-    import shardserve
-
-    return shardserve.Client(url, allow_insecure=allow_insecure)
-
-
-@contextmanager
-def _named_errors() -> Iterator[None]:
-    """Errors that have a name are a line of text; anything else is ours and keeps its traceback."""
-    from shardserve_proto.errors import ShardserveError
-
-    try:
-        yield
-    except ShardserveError as error:
-        typer.echo(f"shardserve: {error.code}: {error}", err=True)
-        raise typer.Exit(1) from None
-
-
-def _load(path: Path) -> Any:
-    import numpy as np
-
-    try:
-        array = np.load(path, allow_pickle=False, mmap_mode="r")
-    except (OSError, ValueError, EOFError) as error:
-        raise typer.BadParameter(f"{path} is no array file: {error}") from None
-    if not isinstance(array, np.ndarray):
-        array.close()
-        raise typer.BadParameter(f"{path} holds several arrays; save the one that is meant, as .npy")
-    if array.dtype.kind == "V":
-        raise typer.BadParameter(
-            f"{path} holds {array.dtype.str}, as which NumPy saves bfloat16 and the like; save it as float32"
-        )
-    return array
-
-
-def _save(path: Path, value: Any) -> None:
-    import numpy as np
-
-    if np.dtype(value.dtype.str) != value.dtype:
-        typer.echo(
-            f"shardserve: {path} is not written: .npy files cannot say {value.dtype}; cast the result to float32 "
-            "(kernel astype), or use the Python client",
-            err=True,
-        )
-        raise typer.Exit(1)
-    try:
-        with path.open("wb") as file:  # np.save would add a suffix of its own
-            np.save(file, value, allow_pickle=False)
-    except OSError as error:
-        typer.echo(f"shardserve: {path} is not written: {error.strerror or error}", err=True)
-        raise typer.Exit(1) from None
 
 
 def _parameter(text: str) -> tuple[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -17,8 +16,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
-UrlOption = Annotated[str | None, typer.Option("--url", help="The server; else SHARDSERVE_URL.")]
+from .cli_client import InsecureOption, JsonOption, UrlOption, connected
+from .cli_files import arriving, check_file, load
+
 KeyArgument = Annotated[str, typer.Argument(metavar="NAME|ID", help="An array, by its name or its id.")]
 
 
@@ -28,9 +28,9 @@ def register(app: typer.Typer) -> None:
         app.command()(command)
 
 
-def arrays(url: UrlOption = None, as_json: JsonOption = False) -> None:
+def arrays(url: UrlOption = None, allow_insecure: InsecureOption = False, as_json: JsonOption = False) -> None:
     """List the arrays of this key, newest first."""
-    with _client(url) as client:
+    with connected(url, allow_insecure=allow_insecure) as client:
         found = client.arrays()
     if as_json:
         typer.echo(json.dumps([info.model_dump(mode="json") for info in found]))
@@ -49,11 +49,12 @@ def put(
     pin: Annotated[bool, typer.Option("--pin", help="It stays until it is deleted, and outlives the engine.")] = False,
     replace: Annotated[bool, typer.Option("--replace", help="Move the name from the array that has it.")] = False,
     url: UrlOption = None,
+    allow_insecure: InsecureOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Put an array of a file on the devices, and print its id. It stays when this command has ended."""
-    array = _load(file)
-    with _client(url) as client, _progress(as_json) as progress:
+    array = load(file)
+    with connected(url, allow_insecure=allow_insecure) as client, _progress(as_json) as progress:
         handle = client.put(
             array, read_spec(spec), mesh=read_mesh(mesh), name=name, ttl=ttl, pinned=pin, replace=replace,
             progress=progress,
@@ -67,14 +68,16 @@ def put(
 
 def get(
     array: KeyArgument,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Write it here, as .npy.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Write it here, as .npy.", dir_okay=False)],
     url: UrlOption = None,
+    allow_insecure: InsecureOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Download an array into a .npy file, however large it is: its bytes go straight to the file's pages."""
-    with _client(url) as client, _progress(as_json) as progress:
+    check_file(output)
+    with connected(url, allow_insecure=allow_insecure) as client, _progress(as_json) as progress:
         handle = client.attach(array)
-        with _npy_file(output, handle) as target:
+        with arriving(output, handle.dtype, handle.shape) as target:
             client.get(handle, out=target, progress=progress)
     if as_json:
         typer.echo(json.dumps({"id": handle.id, "dtype": str(handle.dtype), "shape": handle.shape}))
@@ -82,29 +85,13 @@ def get(
         typer.echo(f"{output}: {handle.dtype}{list(handle.shape)}")
 
 
-@contextmanager
-def _npy_file(output: Path, handle: Any) -> Iterator[Any]:
-    """An array in a new file, which has its name only once it is whole."""
-    import numpy as np
-
-    if handle.dtype.isbuiltin != 1:
-        raise typer.BadParameter(f"a .npy file has no {handle.dtype}; cast it first, for example to float32")
-    part = output.with_name(output.name + ".part")
-    try:
-        target = np.lib.format.open_memmap(part, mode="w+", dtype=handle.dtype, shape=handle.shape)
-        yield target
-        target.flush()
-        os.replace(part, output)
-    finally:
-        part.unlink(missing_ok=True)
-
-
 def rm(
     several: Annotated[list[str], typer.Argument(metavar="NAME|ID...", help="Arrays, by their names or ids.")],
     url: UrlOption = None,
+    allow_insecure: InsecureOption = False,
 ) -> None:
     """Delete arrays. Calls that run with them end well."""
-    with _client(url) as client:
+    with connected(url, allow_insecure=allow_insecure) as client:
         client.delete(*several)
 
 
@@ -112,10 +99,11 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Show it once and end.")] = False,
     interval_s: Annotated[float, typer.Option(help="Seconds between two looks.", min=0.1)] = 1.0,
     url: UrlOption = None,
+    allow_insecure: InsecureOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show the server's ledger live: who holds how many bytes. Ctrl-C ends it."""
-    with _client(url) as client:
+    with connected(url, allow_insecure=allow_insecure) as client:
         if as_json:
             _print_ledgers(client, once=once, interval_s=interval_s)
         elif once:
@@ -218,25 +206,3 @@ def _progress(as_json: bool) -> Iterator[Any]:
         return
     with shardserve.progress_bar() as bar:
         yield bar
-
-
-@contextmanager
-def _client(url: str | None) -> Iterator[Any]:
-    """A client whose named errors are a line of text and status 1."""
-    import shardserve
-
-    with shardserve.Client(url) if url else shardserve.Client() as client:
-        try:
-            yield client
-        except shardserve.ShardserveError as error:
-            typer.echo(f"shardserve: {error.code}: {error}", err=True)
-            raise typer.Exit(1) from None
-
-
-def _load(path: Path) -> Any:
-    import numpy as np
-
-    try:
-        return np.load(path, allow_pickle=False, mmap_mode="r")
-    except (OSError, ValueError) as error:
-        raise typer.BadParameter(f"{path} is no array file: {error}") from None

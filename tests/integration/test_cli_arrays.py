@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -75,9 +77,65 @@ def test_a_get_that_fails_leaves_no_file(client: ss.Client, tmp_path: Path) -> N
 def test_a_dtype_that_npy_lacks_is_refused_with_the_cast(client: ss.Client, tmp_path: Path) -> None:
     h = client.astype(X, "bfloat16", keep=True)
     done = run(client, "get", h.id, "-o", tmp_path / "x.npy")
-    assert done.exit_code == 2
-    assert "cast it first" in " ".join(done.stderr.replace("│", " ").split())
+    assert done.exit_code == 1
+    assert "cannot say bfloat16; cast it to float32" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("where", ["no/y.npy", "."])
+def test_a_place_that_cannot_be_written_is_told_before_the_download(
+    client: ss.Client, tmp_path: Path, where: str
+) -> None:
+    with client.put(X) as h:
+        done = run(client, "get", h.id, "-o", tmp_path / where)
+    assert (done.exit_code, "Traceback" in done.output, list(tmp_path.iterdir())) == (2, False, [])
+    assert isinstance(done.exception, SystemExit)
+
+
+def test_a_pipe_or_a_device_is_not_replaced_by_a_file(client: ss.Client, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with client.put(X) as h:
+        done = run(client, "get", h.id, "-o", pipe)
+    assert (done.exit_code, pipe.is_fifo(), list(tmp_path.iterdir())) == (2, True, [pipe])
+
+
+def test_a_link_stays_a_link(client: ss.Client, tmp_path: Path) -> None:
+    link, file = tmp_path / "x.npy", tmp_path / "elsewhere.npy"
+    link.symlink_to(file)
+    with client.put(X) as h:
+        assert run(client, "get", h.id, "-o", link).exit_code == 0
+    assert link.is_symlink()
+    np.testing.assert_array_equal(np.load(file), X)
+
+
+def test_a_full_disk_is_one_line_before_the_download(
+    client: ss.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with client.put(X) as h:
+        done = run(client, "get", h.id, "-o", tmp_path / "x.npy")
+    assert (done.exit_code, list(tmp_path.iterdir())) == (1, [])
+    assert done.stderr.endswith("x.npy is not written: No space left on device\n")
+
+
+def test_a_download_touches_no_other_file(client: ss.Client, tmp_path: Path) -> None:
+    other, out = tmp_path / "x.npy.part", tmp_path / "x.npy"
+    other.write_text("mine")
+    with client.put(X) as h:
+        assert run(client, "get", h.id, "-o", out).exit_code == 0
+    assert other.read_text() == "mine"
+    assert sorted(tmp_path.iterdir()) == [out, other]
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0)])
+def test_scalars_and_empty_arrays_are_files_too(client: ss.Client, tmp_path: Path, shape: tuple[int, ...]) -> None:
+    with client.put(np.ones(shape)) as h:
+        assert run(client, "get", h.id, "-o", tmp_path / "x.npy").exit_code == 0
+    np.testing.assert_array_equal(np.load(tmp_path / "x.npy"), np.ones(shape))
 
 
 def test_top_shows_the_ledger_once_or_as_json(client: ss.Client) -> None:

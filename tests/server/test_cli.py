@@ -170,19 +170,48 @@ def test_info_is_a_table_or_json(client: list[Any]) -> None:
     assert printed["kernels"] == ["dot"]
 
 
+#: Every command that speaks to a server.
+COMMANDS = {
+    "info": [],
+    "call": ["dot", "a.npy", "a.npy"],
+    "arrays": [],
+    "put": ["a.npy"],
+    "get": ["a", "-o", "b.npy"],
+    "rm": ["a"],
+    "top": ["--once"],
+}
+
+
 @pytest.mark.parametrize(
     ("url", "key"),
     [("nonsense", None), ("http://127.0.0.1:9", None), ("http://127.0.0.1:9", "k\n"), ("http://10.0.0.1:9", "key")],
 )
-@pytest.mark.parametrize("command", ["info", "call"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_named_error_of_the_sdk_is_one_line(
     command: str, url: str, key: str | None, array: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SHARDSERVE_API_KEY", key or "")
-    done = invoke(command, *(["dot", str(array), str(array)] if command == "call" else []), "--url", url)
+    monkeypatch.chdir(array.parent)
+    done = invoke(command, *COMMANDS[command], "--url", url)
     assert done.exit_code == 1
     (line,) = done.stderr.splitlines()
     assert line.startswith(("shardserve: bad_request: ", "shardserve: connect_failed: "))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_sends_a_key_over_a_trusted_network(
+    command: str, array: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+
+    def refuse(url: str, *, allow_insecure: bool) -> None:
+        asked.append(allow_insecure)
+        raise NotFound(f"there is no {url}")
+
+    monkeypatch.setattr(ss, "Client", refuse)
+    monkeypatch.chdir(array.parent)
+    done = invoke(command, *COMMANDS[command], "--url", "http://10.0.0.1:9", "--allow-insecure")
+    assert (done.stderr, asked) == ("shardserve: not_found: there is no http://10.0.0.1:9\n", [True])
 
 
 def test_a_result_that_cannot_be_written_is_one_line(client: list[Any], array: Path, tmp_path: Path) -> None:
@@ -196,7 +225,7 @@ def test_no_npy_file_loses_its_dtype(client: list[Any], array: Path, tmp_path: P
     out = tmp_path / "y.npy"
     done = invoke("call", "astype", str(array), "--param", "dtype=bfloat16", "-o", str(out))
     assert done.exit_code == 1
-    assert "cannot say bfloat16; cast the result to float32" in done.stderr
+    assert "cannot say bfloat16; cast it to float32" in done.stderr
     assert not out.exists()
     np.save(out, np.ones(2, BFLOAT16))
     refused = invoke("call", "dot", str(out))
@@ -204,11 +233,24 @@ def test_no_npy_file_loses_its_dtype(client: list[Any], array: Path, tmp_path: P
     assert "|V2" in refused.stderr
 
 
-def test_what_is_no_single_array_is_no_array_file(client: list[Any], tmp_path: Path) -> None:
-    several, empty = tmp_path / "a.npz", tmp_path / "empty.npy"
-    np.savez(several, a=np.ones(2))
-    empty.touch()
-    assert [invoke("call", "dot", str(path)).exit_code for path in (several, empty)] == [2, 2]
+@pytest.mark.parametrize("command", [("call", "dot"), ("put",)])
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [("several", "holds several arrays"), ("empty", "is no array file"), ("bfloat16", "as which NumPy saves bfloat16")],
+)
+def test_a_file_that_is_no_array_of_numbers_says_why(
+    client: list[Any], tmp_path: Path, command: tuple[str, ...], content: str, reason: str
+) -> None:
+    path = tmp_path / "a.npy"
+    with path.open("wb") as file:
+        if content == "several":
+            np.savez(file, a=np.ones(2))
+        elif content == "bfloat16":
+            np.save(file, np.ones(2, BFLOAT16))
+    done = invoke(*command, str(path))
+    assert done.exit_code == 2
+    assert reason in " ".join(done.stderr.replace("│", " ").split())
+    assert client == []
 
 
 def test_the_version_is_told() -> None:
