@@ -103,7 +103,7 @@ def download_ten_times(nbytes: int) -> list[str]:
         row = watch.row("ten downloads", nbytes)
         assert digest(out) == digest(x)
         assert watch.extra_bytes() <= SLACK, row
-        assert watch.after["all"] - watch.before["all"] <= 8 * MIB, row
+        assert watch.after["all"] - watch.before["all"] <= SLACK // 2, row  # windows stay mapped for the next one
     return [row]
 
 
@@ -148,7 +148,7 @@ def test_three_gibibytes_go_up_are_doubled_and_come_down() -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("spec", "most"),
-    [(P(("x", "y")), 1.1), (P("x"), 1.1), (P(None, "y"), 2.1), (P("x", "y"), 2.1)],
+    [(P(("x", "y")), 1.1), (P("x"), 1.1), (P(None, ("x", "y")), 2.1), (P("x", "y"), 2.1)],
     ids=["rows", "rows-replicated", "columns", "grid"],
 )
 def test_a_gibibyte_up_and_down_takes_what_it_must(spec: P, most: float) -> None:
