@@ -50,7 +50,7 @@ class DirectTransport:
         self._fields = _lines({"Host": _authority(self._host, parts.port)} | request_fields(address))
         self._pool = _Pool()
         # With the transport, not with the client: copies share it.
-        weakref.finalize(self, self._pool.close)
+        weakref.finalize(self, self._pool.close).atexit = False  # what a program dropped last is still to be released
 
     def send(self, exchange: Exchange[R], patience: Patience) -> R:
         """One try.

@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import os
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -44,38 +45,37 @@ class Releases:
     def __init__(self, connect: Callable[[], Sends]) -> None:
         self._connect = connect
         self._begin()
-        _all.add(self)
 
     def _begin(self) -> None:
         self._pid = os.getpid()
         self._dropped: deque[tuple[str, int]] = deque()
-        self._wake: SimpleQueue[bool] = SimpleQueue()
-        self._stopped = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._sender: _Sender | None = None
+        self._is_closed = False
         self._starting = threading.Lock()
 
     def watch(self) -> Releases:
         """An array is about to be made whose last object will be noted here."""
         if self._pid != os.getpid():
             self._begin()  # after a fork: the thread stayed with the parent, and its arrays are the parent's
-        if self._thread is None:
+        if self._sender is None:
             with self._starting:
-                if self._thread is None and not self._stopped.is_set():
-                    self._thread = self._start()
+                if self._sender is None and not self._is_closed:
+                    self._sender = self._start()
         return self
 
-    def _start(self) -> threading.Thread:
-        arguments = (self._dropped, self._wake, self._stopped, self._connect)
-        thread = threading.Thread(target=_release_dropped, args=arguments, name="shardserve-releases", daemon=True)
-        thread.start()
-        weakref.finalize(self, self._wake.put, False).atexit = False
-        return thread
+    def _start(self) -> _Sender:
+        sender = _Sender(self._dropped, self._connect)
+        _running.add(sender)
+        sender.start()
+        weakref.finalize(self, sender.wake.put, False).atexit = False
+        return sender
 
     def drop(self, key: str, nbytes: int, pid: int) -> None:
         """Note an array whose last object goes."""
         if pid == os.getpid() == self._pid:
             self._dropped.append((key, nbytes))
-            self._wake.put(True)
+            if self._sender is not None:
+                self._sender.wake.put(True)
 
     def due(self) -> list[str]:
         """Arrays to release before the next call, as they are many or large; none else."""
@@ -94,27 +94,39 @@ class Releases:
         """Release what was dropped, if the server answers soon, and end the thread."""
         if self._pid != os.getpid():
             return
-        self._stopped.set()
-        if self._thread is not None:
-            self._wake.put(False)
-            self._thread.join(CLOSE_TIMEOUT_S)
+        self._is_closed = True
+        if self._sender is not None:
+            _end([self._sender])
 
 
-def _release_dropped(
-    dropped: deque[tuple[str, int]], wake: SimpleQueue[bool], stopped: threading.Event, connect: Callable[[], Sends]
-) -> None:
-    """The thread; it holds no reference to the client, so it ends with it."""
-    transport: Sends | None = None
-    goes_on = True
-    while goes_on:
-        goes_on = wake.get() and not stopped.wait(PAUSE_S)
-        while not wake.empty():
-            goes_on = wake.get() and goes_on
-        # Whatever fails, the leases end.
-        with contextlib.suppress(Exception):
-            while keys := _drain(dropped):
-                transport = transport or connect()
-                transport.send(release(keys, SEND_TIMEOUT_S), Patience(SEND_TIMEOUT_S))
+class _Sender(threading.Thread):
+    """Sends what was dropped. It holds no reference to the client, and ends with it.
+
+    Attributes:
+        wake: gets True when something was dropped, False when nothing more will be.
+        hurry: no pause any more.
+    """
+
+    def __init__(self, dropped: deque[tuple[str, int]], connect: Callable[[], Sends]) -> None:
+        super().__init__(name="shardserve-releases", daemon=True)
+        self._dropped = dropped
+        self._connect = connect
+        self.wake: SimpleQueue[bool] = SimpleQueue()
+        self.hurry = threading.Event()
+
+    def run(self) -> None:
+        transport: Sends | None = None
+        goes_on = True
+        while goes_on:
+            goes_on = self.wake.get() and not self.hurry.wait(PAUSE_S)
+            while not self.wake.empty():
+                goes_on = self.wake.get() and goes_on
+            # Whatever fails, the leases end.
+            with contextlib.suppress(Exception):
+                while keys := _drain(self._dropped):
+                    transport = transport or self._connect()
+                    transport.send(release(keys, SEND_TIMEOUT_S), Patience(SEND_TIMEOUT_S))
+        _running.discard(self)
 
 
 def _drain(dropped: deque[tuple[str, int]]) -> list[str]:
@@ -125,10 +137,20 @@ def _drain(dropped: deque[tuple[str, int]]) -> list[str]:
     return keys
 
 
-_all: weakref.WeakSet[Releases] = weakref.WeakSet()
+#: Senders outlive their clients by a pause, in which the program may end.
+_running: set[_Sender] = set()
 
 
 @atexit.register
-def _close_all() -> None:
-    for releases in list(_all):
-        releases.close()
+def _end_all() -> None:
+    _end([sender for sender in list(_running) if sender.is_alive()])  # after a fork the parent's are not
+
+
+def _end(senders: list[_Sender]) -> None:
+    """Let them send what they have, if the server answers soon."""
+    for sender in senders:
+        sender.hurry.set()
+        sender.wake.put(False)
+    until = time.monotonic() + CLOSE_TIMEOUT_S
+    for sender in senders:
+        sender.join(max(0.0, until - time.monotonic()))

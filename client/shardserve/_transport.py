@@ -42,7 +42,7 @@ class ProxiedTransport:
         self._address = address
         self._http = httpx.Client(**_settings(address))
         # With the transport, not with the client: copies share it.
-        weakref.finalize(self, self._http.close)
+        weakref.finalize(self, self._http.close).atexit = False  # what a program dropped last is still to be released
 
     def send(self, exchange: Exchange[R], patience: Patience) -> R:
         """One try.

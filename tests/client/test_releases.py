@@ -180,6 +180,50 @@ def test_an_interpreter_ends_in_peace_with_arrays_alive_and_dropped() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+def ends(code: str, **environment: str) -> None:
+    """Run a program, which says nothing."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"import asyncio, os, sys\nimport numpy as np\nimport shardserve as ss\n{code}"],
+        capture_output=True, text=True, check=False, timeout=30, env=os.environ | environment,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "c = ss.Client()\nc.put(np.ones(4, 'f4'))",
+        "c = ss.Client()\nc.put(np.ones(4, 'f4'))\nsys.exit()",
+        "def f():\n    h = ss.Client().put(np.ones(4, 'f4'))\nf()",
+        "async def f():\n    await c.put(np.ones(4, 'f4'))\nc = ss.AsyncClient()\nasyncio.run(f())",
+    ],
+    ids=["end", "exit", "local", "async"],
+)
+@pytest.mark.parametrize("is_proxied", [False, True], ids=["direct", "proxied"])
+def test_what_a_program_drops_in_its_last_moment_is_released(raw_server: Any, code: str, is_proxied: bool) -> None:
+    server = raw_server(kept((4,)), DONE)
+    if is_proxied:
+        ends(code, SHARDSERVE_URL="http://shardserve.test:9", http_proxy=server.url)
+    else:
+        ends(code, SHARDSERVE_URL=server.url)
+    assert released(server) == [ids_of(server.requests[0])]
+
+
+def test_a_forked_child_releases_what_it_dropped_in_its_last_moment(raw_server: Any) -> None:
+    server = raw_server(kept((4,)), kept((4,)), DONE, DONE)
+    code = """
+c = ss.Client()
+mine = c.put(np.ones(4, "f4"))
+pid = os.fork()
+if pid == 0:
+    c.put(np.ones(4, "f4"))
+else:
+    assert os.waitpid(pid, 0)[1] == 0
+"""
+    ends(code, SHARDSERVE_URL=server.url)
+    assert released(server) == [ids_of(server.requests[1])], "that of the parent is left to its lease"
+
+
 def test_a_forked_child_leaves_its_parent_s_arrays_alone() -> None:
     rest = """
 pid = os.fork()
