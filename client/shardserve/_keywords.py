@@ -18,6 +18,10 @@ _RENAMED = {
     "preferred_element_type": "dtype",
     "out_dtype": "dtype",
     "spmd_axis_name": "axis_resources",
+    "sharding": "spec",
+    "out_shardings": "spec",
+    "ttl_s": "ttl",
+    "lease": "ttl",
 }
 _ABSENT = {
     "static_argnums": "close over the value, for example with a lambda",

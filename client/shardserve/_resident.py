@@ -38,7 +38,8 @@ class TransferOptions(TypedDict, total=False):
     progress: ProgressCallback | None
 
 
-_TRANSFER_KEYWORDS = tuple(TransferOptions.__annotations__)
+_GET_KEYWORDS = ("out", *TransferOptions.__annotations__)
+_PUT_KEYWORDS = ("spec", "mesh", "name", "ttl", "pinned", "replace", *TransferOptions.__annotations__)
 
 
 class ResidentMethods(Generic[R]):
@@ -91,7 +92,7 @@ class ResidentMethods(Generic[R]):
         Example:
             h = client.put(vectors, P("devices", None), name="catalogue", ttl=3600)
         """
-        check_keywords(options, _TRANSFER_KEYWORDS, what="client.put")
+        check_keywords(options, _PUT_KEYWORDS, what="client.put")
         labels = {"name": name, "ttl": ttl, "pinned": pinned, "replace": replace}
         return self._drive(self._put_steps(x, spec, mesh, labels, options))
 
@@ -106,7 +107,7 @@ class ResidentMethods(Generic[R]):
 
         Returns: NumPy arrays in the same tree; `out`, if given.
         """
-        check_keywords(options, _TRANSFER_KEYWORDS, what="client.get")
+        check_keywords(options, _GET_KEYWORDS, what="client.get")
         return self._drive(self._get_steps(x, out, options))
 
     def attach(self, name: str) -> Any:

@@ -55,6 +55,32 @@ def test_keywords_of_kernel_calls(keywords: Any, message: str) -> None:
         client.dot(np.ones(2), np.ones(2), **keywords)
 
 
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"tll": 3}, r"client\.put has no keyword 'tll'; did you mean 'ttl'"),
+        ({"named": "a"}, "did you mean 'name'"),
+        ({"pin": True}, "did you mean 'pinned'"),
+        ({"sharding": ss.P("x")}, "it is called 'spec' here"),
+        ({"out_shardings": ss.P("x")}, "it is called 'spec' here"),
+        ({"ttl_s": 3}, "it is called 'ttl' here"),
+        ({"device": 0}, "the server chooses its devices"),
+    ],
+)
+def test_keywords_of_a_put(keywords: Any, message: str) -> None:
+    client: Any = ss.Client("http://127.0.0.1:9")
+    with pytest.raises(ss.ProgramError, match=message):
+        client.put(np.ones(2), **keywords)
+
+
+def test_keywords_of_a_get() -> None:
+    client: Any = ss.Client("http://127.0.0.1:9")
+    with pytest.raises(ss.ProgramError, match=r"client\.get has no keyword 'oot'; did you mean 'out'"):
+        client.get("a", oot=np.ones(2))
+    with pytest.raises(ss.ProgramError, match="it is called 'timeout' here"):
+        client.get("a", timeout_s=3)
+
+
 def test_keywords_of_run_belong_to_the_transforms() -> None:
     with ss.Client("http://127.0.0.1:9") as client, pytest.raises(ss.ProgramError, match="client.run has no keyword"):
         client.run(lambda x: x, np.ones(2), in_shardings=None)  # type: ignore[call-arg]
