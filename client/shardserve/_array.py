@@ -54,8 +54,8 @@ class RemoteArray(Remote):
             h.numpy()
     """
 
-    __slots__ = ("__weakref__", "_client", "_deleted", "_devices", "_pid", "_placement", "_releases", "dtype", "id",
-                 "mesh", "name", "shape")  # fmt: skip
+    __slots__ = ("__weakref__", "_client", "_deleted", "_devices", "_is_declared", "_pid", "_placement", "_releases",
+                 "dtype", "id", "mesh", "name", "shape")  # fmt: skip
 
     def __init__(
         self,
@@ -67,6 +67,7 @@ class RemoteArray(Remote):
         devices: Sequence[int],
         name: str | None = None,
         releases: Releases | None = None,
+        is_declared: bool = False,
     ) -> None:
         self._client = client
         self._releases = releases
@@ -74,6 +75,7 @@ class RemoteArray(Remote):
         self._placement = placement
         self._devices = devices
         self._deleted = False
+        self._is_declared = is_declared
         self.id = key.hex()
         self.shape: tuple[int, ...] = placement.shape
         self.dtype = dtype_named(placement.dtype)
@@ -92,7 +94,10 @@ class RemoteArray(Remote):
             dtype=info.dtype, shape=info.shape, spec=info.spec, padded_shape=padded, shard_shape=info.shard_shape
         )
         devices = info.devices or range(_product(sizes.values()))  # of a server that does not tell: the first ones
-        return cls(client, bytes.fromhex(info.id), placement, mesh=info.mesh, devices=devices, name=info.name)
+        return cls(
+            client, bytes.fromhex(info.id), placement,
+            mesh=info.mesh, devices=devices, name=info.name, is_declared=info.is_declared,
+        )  # fmt: skip
 
     @property
     def spec(self) -> P:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, Self, TypeVar, Unpack
 
-from shardserve_proto.errors import OutOfMemory, ShardserveError
+from shardserve_proto.errors import ShardserveError
 from shardserve_proto.messages import DeviceInfo, KernelInfo, ServerInfo
 
 from ._array import RemoteSlice
@@ -96,14 +96,7 @@ class AsyncClient(BaseClient[Coroutine[Any, Any, Any]]):
         started = time.monotonic()
         await self._release(self._releases.due())
         exchange = CallExchange(outgoing)
-        try:
-            answer = await self._send(exchange, started)
-        except OutOfMemory:
-            dropped = self._releases.take()
-            if not dropped:
-                raise
-            await self._release(dropped)  # perhaps this is the room that was missing
-            answer = await self._send(exchange, started)
+        answer = await self._send(exchange, started)
         return self._answered(outgoing, exchange, answer, started)
 
     async def _release(self, dropped: Sequence[str]) -> None:
@@ -120,5 +113,7 @@ class AsyncClient(BaseClient[Coroutine[Any, Any, Any]]):
                 self._connections.has_answered = True
                 return answer
             except ShardserveError as error:
-                pause = patience.pause_after(error)
+                dropped = self._releases.room_after(error)
+                pause = 0.0 if dropped else patience.pause_after(error)
+            await self._release(dropped)
             await asyncio.sleep(pause)

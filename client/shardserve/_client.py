@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Self, TypeVar, Unpack
 
-from shardserve_proto.errors import OutOfMemory, ShardserveError
+from shardserve_proto.errors import ShardserveError
 from shardserve_proto.messages import DeviceInfo, KernelInfo, ServerInfo
 
 from ._array import RemoteSlice
@@ -130,14 +130,7 @@ class Client(BaseClient[Any]):
         started = time.monotonic()
         self._release(self._releases.due())
         exchange = CallExchange(outgoing)
-        try:
-            answer = self._send(exchange, started)
-        except OutOfMemory:
-            dropped = self._releases.take()
-            if not dropped:
-                raise
-            self._release(dropped)  # perhaps this is the room that was missing
-            answer = self._send(exchange, started)
+        answer = self._send(exchange, started)
         return self._answered(outgoing, exchange, answer, started)
 
     def _release(self, dropped: Sequence[str]) -> None:
@@ -154,5 +147,7 @@ class Client(BaseClient[Any]):
                 self._connections.has_answered = True
                 return answer
             except ShardserveError as error:
-                pause = patience.pause_after(error)
+                dropped = self._releases.room_after(error)
+                pause = 0.0 if dropped else patience.pause_after(error)
+            self._release(dropped)
             time.sleep(pause)

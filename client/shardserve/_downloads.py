@@ -25,7 +25,7 @@ from ._tree import Tree, flatten, unflatten
 Source = RemoteArray | RemoteSlice
 #: Arrays of one call; one more segment has their ids.
 MOST = LIMITS.segments - 1
-#: A larger part stays split as its array is; for a smaller one that is not worth a message between devices.
+#: A larger part comes down split as its array is; for a smaller one that is not worth a message between devices.
 SPLIT_BYTES = 64 * 1024
 
 
@@ -116,21 +116,21 @@ def _cut(
     leaves = tuple(source.base if isinstance(source, RemoteSlice) else source for source in sources)
     parts = tuple(source.parts if isinstance(source, RemoteSlice) else () for source in sources)
     # On the mesh where the arrays lie, whatever the client's own is.
-    setting = Setting(None, None, _out_specs(sources), None, "highest", defaults.timeout_s, keeps)
+    setting = Setting(None, None, _out_specs(sources, keeps), None, "highest", defaults.timeout_s, keeps)
     key = ("cut", describe(leaves), parts, setting)
     header = remembered_header(key, lambda: encode_call(_program(sources), leaves, setting))
     expected = tuple(Aval(source.shape, source.dtype) for source in sources)
     return Outgoing("get", header, leaves, expected, rebuild, setting.timeout_s, defaults.progress)
 
 
-def _out_specs(sources: Sequence[Source]) -> tuple[WireSpec, ...] | None:
+def _out_specs(sources: Sequence[Source], keeps: Sequence[Keep] | None) -> tuple[WireSpec, ...] | None:
     """Where parts come to lie; left to itself the compiler makes a part whole on every device."""
-    specs = tuple(map(_out_spec, sources))
+    specs = tuple(_out_spec(source, stays=keeps is not None) for source in sources)
     return None if all(spec == "auto" for spec in specs) else specs
 
 
-def _out_spec(source: Source) -> WireSpec:
-    if isinstance(source, RemoteArray) or not source.base.mesh or source.nbytes <= SPLIT_BYTES:
+def _out_spec(source: Source, *, stays: bool) -> WireSpec:
+    if isinstance(source, RemoteArray) or not source.base.mesh or not (stays or source.nbytes > SPLIT_BYTES):
         return "auto"
     return spec_to_wire(source.spec)
 

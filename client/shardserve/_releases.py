@@ -17,6 +17,8 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, Protocol
 
+from shardserve_proto.errors import OutOfMemory, QuotaExceeded, ShardserveError
+
 from ._asks import MOST_RELEASED, release
 from ._patience import Patience
 
@@ -86,9 +88,10 @@ class Releases:
             return []
         return _drain(dropped)
 
-    def take(self) -> list[str]:
-        """All that was dropped and not released yet: there is no room for a call."""
-        return _drain(self._dropped) if self._pid == os.getpid() else []
+    def room_after(self, error: ShardserveError) -> list[str]:
+        """Arrays to release before a call is tried again: all that were dropped, if it failed for want of room."""
+        is_full = isinstance(error, OutOfMemory | QuotaExceeded) and self._pid == os.getpid()
+        return _drain(self._dropped) if is_full else []
 
     def close(self) -> None:
         """Release what was dropped, if the server answers soon, and end the thread."""

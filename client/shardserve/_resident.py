@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Generic, TypedDict, TypeVar, Unpack
 
 from shardserve_proto.dtypes import dtype_named
-from shardserve_proto.errors import BadReply, InvalidRequest
+from shardserve_proto.errors import BadReply, Forbidden, InvalidRequest
 from shardserve_proto.messages import ArrayInfo, Report
 from shardserve_proto.specs import AUTO
 
@@ -136,6 +136,9 @@ class ResidentMethods(Generic[R]):
 
         Arguments:
             arrays: handles, names or ids, or trees of them. A handle may be deleted twice; an unknown name is NotFound.
+
+        Raises:
+            Forbidden: an array that the server's operator declared.
         """
         return self._drive(self._delete_steps(arrays))
 
@@ -214,7 +217,7 @@ class ResidentMethods(Generic[R]):
             if not isinstance(leaf, RemoteArray | str):
                 raise InvalidRequest(f"client.delete takes handles, names and ids, not a {type(leaf).__name__}")
         handles = [handle for handle in handles_of(leaves) if not handle.is_deleted]
-        self._check_handles(handles)
+        self._check_own(handles)
         for start in range(0, len(handles), _asks.MOST_RELEASED):
             some = handles[start : start + _asks.MOST_RELEASED]
             yield _asks.release([handle.id for handle in some], self._defaults.timeout_s)
@@ -229,6 +232,7 @@ class ResidentMethods(Generic[R]):
         return Lease.of((yield _asks.info(handle.id, self._defaults.timeout_s)))
 
     def _renew_steps(self, handle: RemoteArray, ttl_s: float | None) -> Steps:
+        self._check_own([handle])
         if ttl_s is None:
             ttl_s = (yield from self._lease_steps(handle)).ttl_s
         if ttl_s is None:
@@ -236,7 +240,7 @@ class ResidentMethods(Generic[R]):
         return (yield from self._new_lease_steps(handle, {"ttl_s": ttl_s}))
 
     def _new_lease_steps(self, handle: RemoteArray, wanted: Mapping[str, Any]) -> Steps:
-        self._check_handles([handle])
+        self._check_own([handle])
         lease = Lease.of((yield _asks.lease(handle.id, wanted, self._defaults.timeout_s)))
         if lease.pinned:
             handle.detach()
@@ -257,6 +261,19 @@ class ResidentMethods(Generic[R]):
                 raise InvalidRequest(f"{handle!r} belongs to {whose}; this client speaks to {self._address.url}")
             if handle.is_deleted:
                 raise InvalidRequest(f"{handle!r} was deleted; put it again")
+
+    def _check_own(self, handles: Sequence[RemoteArray]) -> None:
+        """Refuse also those that nobody may change.
+
+        Raises:
+            Forbidden: a declared array.
+        """
+        self._check_handles(handles)
+        for handle in handles:
+            if handle._is_declared:
+                raise Forbidden(
+                    f"array {handle.name!r} is declared by the operator; everybody may use it, nobody may change it"
+                )
 
     def _handles(self, outgoing: Outgoing, report: Report) -> list[RemoteArray]:
         """Handles of the results that stayed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -87,6 +88,9 @@ def _names(name: Any, tree: Tree) -> tuple[str | None, ...]:
     labels, given = flatten(name)
     if given != tree or not all(isinstance(label, str) for label in labels):
         raise InvalidRequest(f"name is one label for one array, or a tree of them like the arrays' own, not {name!r}")
+    label, times = Counter(labels).most_common(1)[0]
+    if times > 1:
+        raise InvalidRequest(f"name gives {label!r} to several arrays; a label is that of one")
     return tuple(labels)
 
 

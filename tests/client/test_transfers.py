@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import shardserve as ss
+from shardserve._downloads import cut_call
 from shardserve_proto.frames import decode_header
 from shardserve_proto.messages import ArrayInfo, Holder, MemoryInfo
 
@@ -96,6 +97,8 @@ def test_labels_of_a_tree_are_a_tree(raw_server: Any, nobody: ss.Client) -> None
     assert (tree["w"].name, tree["b"].name) == ("model.w", "model.b")
     with pytest.raises(ss.InvalidRequest, match="one label for one array, or a tree"):
         nobody.put({"w": X, "b": X[0]}, name="model")
+    with pytest.raises(ss.InvalidRequest, match=r"name gives 'model' to several arrays"):
+        nobody.put({"w": X, "b": X[0]}, name={"w": "model", "b": "model"}, replace=True)
 
 
 def test_put_takes_what_numpy_takes_for_an_array(raw_server: Any) -> None:
@@ -215,6 +218,16 @@ def test_a_large_part_stays_split_as_its_array_is(nobody: ss.Client) -> None:
         assert decode_header(outgoing.header).get("out_shardings") == specs
 
 
+def test_a_small_part_that_stays_is_split_as_its_array_is(nobody: ss.Client) -> None:
+    info = INFO.model_copy(
+        update={"shape": (1000, 3), "mesh": (("x", 8),), "spec": ("x", None), "shard_shape": (125, 3)}
+    )
+    h = ss.RemoteArray.attached(nobody, info)
+    for part, spec in ((h[1:4], ("x", None)), (h[:, 0], ("x",)), (h[0], (None,)), (handle(nobody)[1:], None)):
+        specs = decode_header(cut_call(part, nobody._current()).header).get("out_shardings")
+        assert specs == (spec and (spec,))
+
+
 def test_parts_of_parts_are_cut_by_one_program_and_whole_ones_not_at_all(nobody: ss.Client) -> None:
     h = handle(nobody)
     cases = [
@@ -285,6 +298,14 @@ def test_arrays_prints_as_a_table(raw_server: Any) -> None:
     assert set(rule) == {"-", " "}
     assert ("w " in named, "abababab " in named, "59 s of 1 min left" in named) == (True, True, True)
     assert ("cd" * 16 in unnamed, "P('x')" in unnamed, "x=8" in unnamed, "pinned" in unnamed) == (True,) * 4
+
+
+def test_a_declared_array_is_nobody_s_to_change(nobody: ss.Client) -> None:
+    h = ss.RemoteArray.attached(nobody, INFO.model_copy(update={"is_declared": True}))
+    for change in (h.delete, h.renew, h.pin, lambda: h.renew(3), lambda: nobody.delete({"a": [h]})):
+        with pytest.raises(ss.Forbidden, match=r"array 'w' is declared by the operator"):
+            change()
+    assert not h.is_deleted
 
 
 def test_delete_takes_handles_names_and_trees(raw_server: Any) -> None:

@@ -142,6 +142,16 @@ def test_a_large_part_is_split_over_the_devices_as_its_array_is(client: ss.Clien
         np.testing.assert_array_equal(got, wanted)
 
 
+def test_a_small_part_takes_no_more_than_its_split_needs(client: ss.Client) -> None:
+    x = np.random.default_rng(5).random((1000, 3))
+    with client.put(x, P("devices")) as h:
+        for part, rows in ((h[:500], 63), (h[1:4], 1), (h[1:1], 0)):
+            kept = part.keep()
+            assert kept.spec == P("devices")
+            assert kept._placement.shard_shape == (rows, 3)
+            np.testing.assert_array_equal(kept.numpy(), part.numpy())
+
+
 def test_reshard_leaves_the_values_and_the_old_array_as_they_are(client: ss.Client) -> None:
     x = np.arange(60.0).reshape(12, 5)
     h = client.put(x, P("x"), mesh=MESH)
