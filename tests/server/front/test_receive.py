@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import shutil
 import socket
 import ssl
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -267,3 +269,32 @@ def test_a_body_that_has_no_room_is_refused_before_it_is_asked_for() -> None:
                 answer = read_answer(stream)
             assert answer.status == status
         held.release()
+
+
+def memory_files() -> int:
+    """Open descriptors of shared buffers in this process."""
+    found = 0
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            found += descriptor.readlink().name.startswith("memfd:")
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.parametrize("part", [0.0, 0.5, 0.9])
+def test_an_upload_that_breaks_off_gives_its_memory_back_without_the_collector(part: float) -> None:
+    """D3: an error that holds the frames which wait for a body would keep it mapped until Python collects garbage."""
+    pool = BufferPool(kind="memfd", limit_bytes=2**28, spare_bytes=0)
+    with serving(settings=settings(), pool=pool) as served:
+        head, body = call_bytes(random_bytes(8 * MIB))
+        gc.collect()
+        gc.disable()
+        try:
+            before = memory_files()
+            with served.connect() as stream:
+                stream.sendall(head + body[: max(2000, int(len(body) * part))])
+                eventually(lambda: pool.usage().leases == 1)
+            eventually(lambda: pool.usage().leases == 0)
+            eventually(lambda: memory_files() == before, within_s=3)
+        finally:
+            gc.enable()
