@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import shutil
 import signal
@@ -87,6 +88,7 @@ def test_an_array_lies_where_its_put_says_and_slices_are_exact(
     x = np.arange(2100 * 1003, dtype=np.float64).reshape(2100, 1003)
     info = put(server, x, wish)
     assert (info["spec"], info["mesh"]) == (spec, mesh)
+    assert info["devices"] == list(range(math.prod(size for _, size in mesh)))
     np.testing.assert_array_equal(get(server, info["id"]), x)
     for text, index in (("5:900:7,::-3", np.s_[5:900:7, ::-3]), ("-1", np.s_[-1]), ("...,3", np.s_[..., 3])):
         np.testing.assert_array_equal(get(server, f"{info['id']}?slice={text}"), x[index])
