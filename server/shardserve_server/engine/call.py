@@ -19,6 +19,7 @@ from shardserve_proto.errors import CompileTimeout, DeadlineExceeded, InternalEr
 from shardserve_proto.messages import Keep, SegmentArgument
 from shardserve_proto.programs import Constant
 
+from ..link.messages import Kept
 from .cut import copy_cut
 from .executable import Executable
 from .ledger import Ledger, Reservation
@@ -37,6 +38,10 @@ ROOM_WAIT_S = 60.0
 _NO_ROOM = ("resource_exhausted", "out of memory", "failed to allocate", "alloc_failed", "ynnpack operation failed")
 
 
+#: An upload's buffer may stay with an array that is so much of it; another one is copied out.
+ADOPTED_PART = 0.75
+
+
 @dataclass(frozen=True)
 class EngineReply:
     """A reply.
@@ -45,7 +50,7 @@ class EngineReply:
         header: of a frame.
         segments: one view for each output that is data; empty when they are read from the stream.
         stream: large outputs, read window by window; whoever got it closes it.
-        stored: id and description of each output that was kept.
+        stored: id and description of each output that was kept, and whether it is new: a repeat finds it there.
         adopted: a kept array lies in the memory of the call's segments, which must not be written as long as it is
             there.
     """
@@ -53,7 +58,7 @@ class EngineReply:
     header: bytes
     segments: list[memoryview]
     stream: Stream | None = None
-    stored: tuple[tuple[bytes, dict[str, Any]], ...] = ()
+    stored: tuple[Kept, ...] = ()
     adopted: bool = False
 
 
@@ -93,7 +98,7 @@ class RunningCall:
     _arguments: Sequence[Any] = ()
     _results: Sequence[jax.Array] = ()
     _reservation: Reservation | None = None
-    _new: list[bytes] = field(default_factory=list)
+    _kept: list[bytes] = field(default_factory=list)
     _mark: float = field(default_factory=time.monotonic)
 
     def is_wanted(self) -> bool:
@@ -211,7 +216,7 @@ class RunningCall:
         try:
             reply = self._reply()
         except Exception as error:
-            self.around.store.delete(self.owner, self._new)  # nobody would know of them
+            self.around.store.undo(self.owner, self._kept)  # nobody would know of them
             self.fail(error)
             return
         self.future.set_result(reply)
@@ -231,22 +236,22 @@ class RunningCall:
         header = executable.reply(self.plan, compiled=self.compiled, phases_s=self.phases)
         return EngineReply(header, segments, stream, stored, adopted)
 
-    def _keep(
-        self, results: Sequence[tuple[jax.Array, Where, Keep]]
-    ) -> tuple[tuple[tuple[bytes, dict[str, Any]], ...], bool]:
+    def _keep(self, results: Sequence[tuple[jax.Array, Where, Keep]]) -> tuple[tuple[Kept, ...], bool]:
         """Keep results; whether one of them lies in the call's own segments."""
-        infos, adopted = [], False
+        kept, adopted = [], False
+        uploaded = sum(segment.nbytes for segment in self.segments)
         for array, where, keep in results:
             shared = aliases(array, self.segments)
-            is_split = any(shared) and not all(shared)  # half of it in the buffer would keep all of the buffer
-            adopted = adopted or all(shared)
-            owned = own_copy(array) if is_split else array
+            # The whole buffer stays with an array that lies in it, so that must be most of it.
+            is_most = all(shared) and where.placed.nbytes >= ADOPTED_PART * uploaded
+            owned = own_copy(array) if any(shared) and not is_most else array
+            key = self.ids[keep.array]
             assert self._reservation is not None  # noqa: S101 - made at the launch
-            stored = self.around.store.keep(self.owner, self.ids[keep.array], owned, where, self._reservation)
-            if stored.array is owned:  # not the one of an earlier call of the same id
-                self._new.append(self.ids[keep.array])
-            infos.append((self.ids[keep.array], stored.info()))
-        return tuple(infos), adopted
+            stored, is_new = self.around.store.keep(self.owner, key, owned, where, self._reservation)
+            self._kept.append(key)
+            adopted = adopted or (is_most and is_new)
+            kept.append((key, stored.info(), is_new))
+        return tuple(kept), adopted
 
     def _gather(self, data: Sequence[tuple[jax.Array, Placed]]) -> list[memoryview]:
         places, total = slots([placed for _, placed in data])

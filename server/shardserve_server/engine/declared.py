@@ -128,7 +128,7 @@ def _load(name: str, entry: Declaration, root: Path, library: Library) -> ArrayI
         where = _where(entry, array, library.meshes)
         key = _key(name, entry, path, array)
         paid_by = library.ledger.reserve(_needed(where, library.meshes), owner=DECLARED)
-        stored = library.store.keep(DECLARED, key, read_shards(array, where, library.meshes), where, paid_by)
+        stored, _ = library.store.keep(DECLARED, key, read_shards(array, where, library.meshes), where, paid_by)
         paid_by.release()
         return ArrayInfo(**stored.info(), id=key.hex(), name=name, is_declared=True)
 

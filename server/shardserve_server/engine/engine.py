@@ -186,9 +186,16 @@ class Engine:
             self._compile(call)
         return future
 
-    def delete(self, owner: str, ids: Sequence[bytes]) -> None:
-        """Forget resident arrays; calls that were submitted keep them to their end."""
-        self._around.store.delete(owner, ids)
+    def delete(self, owner: str, ids: Sequence[bytes], *, undo: bool = False) -> None:
+        """Forget resident arrays; calls that were submitted keep them to their end.
+
+        Arguments:
+            undo: take back that one call kept them; those that another call has kept as well, stay.
+        """
+        if undo:
+            self._around.store.undo(owner, ids)
+        else:
+            self._around.store.delete(owner, ids)
 
     def memory(self) -> dict[str, Any]:
         """The ledger of the devices, and its largest holders."""

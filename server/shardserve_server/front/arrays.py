@@ -46,7 +46,7 @@ class KeepsArrays(Protocol):
 
     starts: int
 
-    def delete(self, owner: str, ids: Sequence[bytes]) -> None: ...
+    def delete(self, owner: str, ids: Sequence[bytes], *, undo: bool = False) -> None: ...
 
 
 @dataclass(eq=False)
@@ -214,18 +214,23 @@ class Arrays:
         """
         self.sweep()
         digest = _digest(header)
-        new = [key for key, _ in wanted if (owner, key) not in self._records]
-        if len(new) + self._counts.get(owner, 0) > self._most:
-            raise QuotaExceeded(
-                f"{self._counts.get(owner, 0)} arrays are kept for this key, and at most {self._most} may be; delete "
-                "some, or let their leases end",
-                details={"arrays": self._counts.get(owner, 0), "limit": self._most},
-            )
+        self._check_count(owner, sum((owner, key) not in self._records for key, _ in wanted))
         for key, keep in wanted:
-            known = self._records.get((owner, key))
-            if known is not None and known.digest != digest:
-                raise NameTaken(f"the id {key.hex()} is that of another array; each array takes a fresh random id")
+            self._check_id(self._records.get((owner, key)), digest)
             self._check_name(owner, key, keep)
+
+    def _check_count(self, owner: str, new: int) -> None:
+        count = self._counts.get(owner, 0)
+        if new + count > self._most:
+            raise QuotaExceeded(
+                f"{count} arrays are kept for this key, and at most {self._most} may be; delete some, or let their "
+                "leases end",
+                details={"arrays": count, "limit": self._most},
+            )
+
+    def _check_id(self, known: Record | None, digest: bytes) -> None:
+        if known is not None and known.digest != digest:
+            raise NameTaken(f"the id {known.id.hex()} is that of another array; each array takes a fresh random id")
 
     def _check_name(self, owner: str, key: bytes, keep: Keep) -> None:
         if (DECLARED, keep.name) in self._names:
@@ -238,23 +243,21 @@ class Arrays:
             )
 
     def add(self, owner: str, key: bytes, keep: Keep, info: dict[str, Any], header: bytes) -> Record:
-        """An array that the engine has kept; its label moves to it at once.
+        """An array that the engine has kept; its label moves to it at once. A repeat finds the array that is there.
 
         Raises:
-            NameTaken: its label was taken meanwhile; the array is deleted again.
+            NameTaken, QuotaExceeded: what was free when the call began was taken meanwhile.
         """
+        digest = _digest(header)
         known = self._records.get((owner, key))
         if known is not None and self._is_live(known):
-            return known  # a repeat of the call that made it
-        try:
-            self._check_name(owner, key, keep)
-        except NameTaken:
-            self._engine.delete(owner, [key])
-            raise
+            self._check_id(known, digest)
+            return known
+        self._check_count(owner, 1)
+        self._check_name(owner, key, keep)
         now = self._clock()
         ttl_s = None if keep.pinned else keep.ttl_s or self._ttl_s
-        life = self._engine.starts
-        record = Record(owner, key, info, None, ttl_s, keep.pinned, life, _digest(header), now, now)
+        record = Record(owner, key, info, None, ttl_s, keep.pinned, self._engine.starts, digest, now, now)
         self._enter(record)
         if keep.name is not None:
             self._label(record, keep.name)
@@ -319,6 +322,11 @@ class Arrays:
         if there:
             self._engine.delete(owner, there)
         return len(found)
+
+    def withdraw(self, added: Iterable[Record]) -> None:
+        """Forget arrays whose call failed in the end; who asked for them takes them back from the engine as well."""
+        for record in added:
+            self._forget(record, "the call that made it failed")
 
     def sweep(self) -> float | None:
         """End the leases that are over. Returns seconds until the next one ends."""

@@ -11,7 +11,7 @@ import msgpack
 from cachetools import LRUCache
 from starlette.types import Scope, Send
 
-from shardserve_proto.errors import BadFrame, DeadlineExceeded, TooLarge
+from shardserve_proto.errors import BadFrame, DeadlineExceeded, InvalidRequest, TooLarge
 from shardserve_proto.frames import (
     MEDIA_TYPE,
     PRELUDE_BYTES,
@@ -173,6 +173,7 @@ class Calls:
         now = time.monotonic()
         owner: str = scope["state"].get("owner", "")
         ids = _ids(head, upload)
+        _check_ids(ids, head)
         records = self.arrays.use(owner, [ids[row] for row in head.used])
         reply = self._direct(head, records, receive_s=now - arrived)
         if reply is not None:
@@ -211,20 +212,29 @@ class Calls:
         """Enter the arrays that the engine kept into the registry: all of them, or none."""
         added: list[Record] = []
         try:
-            for (keep, segment), (key, info) in zip(head.kept, reply.stored, strict=True):
-                if keep.pinned:
-                    self._pins.check_room(self.arrays, info["nbytes"])
+            for (keep, segment), (key, info, is_new) in zip(head.kept, reply.stored, strict=True):
                 record = self.arrays.add(owner, key, keep, info, header)
+                if not is_new:
+                    continue  # a repeat of the call that made it
                 added.append(record)
                 if reply.adopted and segment is not None and upload.lease is not None:
                     record.shared = HostCopy(*upload.segments[segment], upload.lease)
-                if keep.pinned and record.copy is None:
+                if keep.pinned:
+                    self._pins.check_room(self.arrays, info["nbytes"])
                     self.arrays.pin(record, await self._pins.copy(self.engine, record, upload, segment))
         except BaseException:
             reply.release()
-            self.arrays.delete(owner, [record.id for record in added])
-            self.engine.delete(owner, [key for key, _ in reply.stored])
+            self.arrays.withdraw(added)
+            self.engine.delete(owner, [key for key, *_ in reply.stored], undo=True)
             raise
+
+
+def _check_ids(ids: tuple[bytes, ...], head: CallHead) -> None:
+    kept = {ids[keep.array] for keep, _ in head.kept}
+    if len(kept) < len(head.kept) or kept & {ids[row] for row in head.used}:
+        raise InvalidRequest(
+            "two arrays of the call have the same id; each result that is kept takes a fresh random one"
+        )
 
 
 def _ids(head: CallHead, upload: Upload) -> tuple[bytes, ...]:

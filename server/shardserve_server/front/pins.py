@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -10,6 +11,7 @@ import structlog
 
 from shardserve_proto.errors import EngineLost, OutOfMemory, ShardserveError
 from shardserve_proto.frames import encode_header
+from shardserve_proto.limits import LIMITS
 from shardserve_proto.messages import ID_BYTES, ArrayArgument, CallRequest, Keep, Segment, SegmentArgument
 from shardserve_proto.programs import Program
 from shardserve_proto.specs import WireSpec
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from .arrays import Arrays, Record
 
 PINNED = "pinned"
+#: A buffer is kept for an array that is so much of it; another one is copied out.
+PINNED_PART = 0.75
 _TRANSFER = Program(inputs=1, outputs=(0,))
 
 
@@ -96,16 +100,27 @@ class Pins:
         Arguments:
             segment: of the upload, when the array is a copy of it.
         """
-        return await self.fetch(engine, record) if segment is None else self._of_upload(upload, segment)
+        return await self.fetch(engine, record) if segment is None else await self._of_upload(upload, segment)
 
-    def _of_upload(self, upload: Upload, segment: int) -> HostCopy:
-        """The copy that an upload is already: its buffer is kept and not written again."""
+    async def _of_upload(self, upload: Upload, segment: int) -> HostCopy:
+        """The copy that an upload is already: its buffer is kept and not written again, if that is most of it."""
         offset, nbytes = upload.segments[segment]
-        if upload.lease is None:
-            return HostCopy(0, nbytes, payload=bytes(upload.view[offset : offset + nbytes]))
-        upload.lease.hold(PINNED)
-        self._pool.adopt(upload.lease)
-        return HostCopy(offset, nbytes, upload.lease)
+        source = upload.view[offset : offset + nbytes]
+        if nbytes <= LIMITS.inline_bytes:
+            return HostCopy(0, nbytes, payload=bytes(source))
+        if upload.lease is not None and nbytes >= PINNED_PART * upload.lease.nbytes:
+            return self._hold(offset, nbytes, upload.lease)
+        own = self._pool.lease(nbytes)
+        try:
+            await asyncio.to_thread(own.view.__setitem__, slice(None), source)
+            return self._hold(0, nbytes, own)
+        finally:
+            own.release()
+
+    def _hold(self, offset: int, nbytes: int, lease: Lease) -> HostCopy:
+        lease.hold(PINNED)
+        self._pool.adopt(lease)
+        return HostCopy(offset, nbytes, lease)
 
     async def fetch(self, engine: Runs, record: Record) -> HostCopy:
         """A copy of an array that is on the devices alone.
@@ -120,9 +135,7 @@ class Pins:
             (segment,) = reply.segments
             if reply.lease is None:
                 return HostCopy(0, len(segment), payload=bytes(segment))
-            reply.lease.hold(PINNED)
-            self._pool.adopt(reply.lease)
-            return HostCopy(0, len(segment), reply.lease)
+            return self._hold(0, len(segment), reply.lease)
         finally:
             reply.release()
 
@@ -162,7 +175,7 @@ class Pins:
         options = CallOptions(owner=record.owner, ids=(record.id,))
         reply = await engine.call(encode_header(request.to_wire()), record.copy.upload(), options)
         reply.release()
-        ((_, info),) = reply.stored
+        ((_, info, _),) = reply.stored
         return info
 
 

@@ -113,9 +113,13 @@ class EngineConnection:
                 timer.cancel()
             self._abandon(number)
 
-    def delete(self, owner: str, ids: Sequence[bytes]) -> None:
-        """Have the engine forget resident arrays."""
-        self._send(Delete(owner, tuple(ids)))
+    def delete(self, owner: str, ids: Sequence[bytes], *, undo: bool = False) -> None:
+        """Have the engine forget resident arrays.
+
+        Arguments:
+            undo: take back that a call kept them; those that another call has kept as well, stay.
+        """
+        self._send(Delete(owner, tuple(ids), undo))
 
     async def memory(self) -> dict[str, Any]:
         """What the engine's ledger says.
@@ -301,7 +305,7 @@ class EngineConnection:
         if message.windows:
             self._send(Cancel(message.call))
         if message.stored:
-            self._send(Delete(message.owner, tuple(key for key, _ in message.stored)))
+            self.delete(message.owner, [key for key, *_ in message.stored], undo=True)
 
     def _drop_unread(self, future: asyncio.Future[EngineReply], owner: str) -> None:
         """The reply came in the same turn of the loop as the cancellation; nobody will read it."""
@@ -309,7 +313,7 @@ class EngineConnection:
             reply = future.result()
             reply.release()
             if reply.stored:
-                self.delete(owner, [key for key, _ in reply.stored])
+                self.delete(owner, [key for key, *_ in reply.stored], undo=True)
 
     def _on_filled(self, message: Filled) -> None:
         future = self._windows.pop(message.lease, None)

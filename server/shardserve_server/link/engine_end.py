@@ -33,6 +33,7 @@ from .messages import (
     Filled,
     Forget,
     Granted,
+    Kept,
     Memory,
     Message,
     Ranges,
@@ -70,7 +71,7 @@ class Answer(Protocol):
     def stream(self) -> Windows | None: ...
 
     @property
-    def stored(self) -> tuple[tuple[bytes, dict[str, Any]], ...]: ...
+    def stored(self) -> tuple[Kept, ...]: ...
 
     @property
     def adopted(self) -> bool: ...
@@ -92,7 +93,7 @@ class Submits(Protocol):
         receive_s: float,
     ) -> Future[Any]: ...
 
-    def delete(self, owner: str, ids: Sequence[bytes]) -> None: ...
+    def delete(self, owner: str, ids: Sequence[bytes], *, undo: bool) -> None: ...
 
     def memory(self) -> dict[str, Any]: ...
 
@@ -186,7 +187,7 @@ class EngineEnd:
             case Fill():
                 self._fill(message)
             case Delete():
-                self._engine.delete(message.owner, message.ids)
+                self._engine.delete(message.owner, message.ids, undo=message.undo)
             case AskMemory():
                 self._channel.send(Memory(message.call, self._engine.memory()))
             case Forget():

@@ -171,10 +171,10 @@ class EngineProcess:
         """
         return await self._ready_connection().call(header, upload, options)
 
-    def delete(self, owner: str, ids: Sequence[bytes]) -> None:
+    def delete(self, owner: str, ids: Sequence[bytes], *, undo: bool = False) -> None:
         """Have the engine forget resident arrays; one that is gone has forgotten them already."""
         if self._connection is not None:
-            self._connection.delete(owner, ids)
+            self._connection.delete(owner, ids, undo=undo)
 
     async def memory(self) -> dict[str, Any]:
         """What the engine's ledger of device memory says.

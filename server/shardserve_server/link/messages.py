@@ -12,11 +12,12 @@ from typing import Any, TypeAlias
 from shardserve_proto.errors import BY_CODE, InternalError, ShardserveError
 
 #: Spoken by both ends of one installation; a mismatch is a broken installation.
-LINK_VERSION = 2
+LINK_VERSION = 3
 
 #: The owner of the operator's declared arrays, which everybody may use; no key can have it.
 DECLARED = "\0declared"
 
+Kept: TypeAlias = tuple[bytes, dict[str, Any], bool]  # id and description of an array, and whether this call made it
 Ranges: TypeAlias = tuple[tuple[int, int], ...]  # (offset, bytes) of each segment, in a buffer or in the payload
 
 
@@ -102,7 +103,7 @@ class Reply:
 
     Attributes:
         windows: of a stream: for each output that is data, the bytes of its windows.
-        owner, stored: id and description of each output that the engine keeps, under its owner.
+        owner, stored: of each output that the engine keeps under its owner: id, description, and whether it is new.
         adopted: the call's own lease now belongs to an array that is kept; it is released with that array.
     """
 
@@ -112,7 +113,7 @@ class Reply:
     lease: int | None
     windows: tuple[tuple[int, ...], ...] = ()
     owner: str = ""
-    stored: tuple[tuple[bytes, dict[str, Any]], ...] = ()
+    stored: tuple[Kept, ...] = ()
     adopted: bool = False
 
 
@@ -154,10 +155,15 @@ class Filled:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Front to engine: forget these arrays; calls that use them keep them to their end."""
+    """Front to engine: forget these arrays; calls that use them keep them to their end.
+
+    Attributes:
+        undo: they were kept by a call of which nobody will know; those that another call has kept as well, stay.
+    """
 
     owner: str
     ids: tuple[bytes, ...]
+    undo: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from shardserve_proto.frames import Buffer, Layout, align
 from shardserve_proto.messages import EngineInfo
 
 from .buffers import BufferPool, Lease
-from .messages import Ranges
+from .messages import Kept, Ranges
 from .stream import ReplyStream
 
 EngineState = Literal["starting", "ready", "down"]
@@ -68,7 +68,7 @@ class EngineReply:
         segments: these outputs; empty when they are read from the stream.
         stream: large outputs, window by window.
         lease: of the buffer that the segments lie in, if they did not come with the message.
-        stored: id and description of each output that the engine keeps.
+        stored: id and description of each output that the engine keeps, and whether this call made it.
         adopted: one of these lies in the memory of the call's own upload.
         engine_s: seconds between handing over the call and this reply.
     """
@@ -78,7 +78,7 @@ class EngineReply:
     engine_s: float
     stream: ReplyStream | None = None
     lease: Lease | None = None
-    stored: tuple[tuple[bytes, dict[str, Any]], ...] = ()
+    stored: tuple[Kept, ...] = ()
     adopted: bool = False
     _release: Callable[[], None] = field(default=lambda: None, repr=False)
 
@@ -138,6 +138,6 @@ class EngineLink(Protocol):
 
     async def call(self, header: bytes, upload: Upload, options: CallOptions) -> EngineReply: ...
 
-    def delete(self, owner: str, ids: Sequence[bytes]) -> None: ...
+    def delete(self, owner: str, ids: Sequence[bytes], *, undo: bool = False) -> None: ...
 
     async def memory(self) -> dict[str, Any]: ...

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shardserve_proto.dtypes import DTYPES
-from shardserve_proto.errors import Expired, InternalError, OutOfMemory, TooLarge
+from shardserve_proto.errors import Expired, InternalError, NameTaken, OutOfMemory, TooLarge
 from shardserve_proto.frames import encode_header
 from shardserve_proto.messages import CallRequest, Keep, Segment, SegmentArgument
 from shardserve_proto.programs import Program, Step
@@ -201,12 +201,29 @@ def test_owners_do_not_see_each_other(engine: Engine) -> None:
     assert get(engine, handle, owner="a").sum() == 3
 
 
-def test_the_first_of_two_arrays_with_one_id_stays(engine: Engine) -> None:
-    """G5: a repeat has no second effect, and arrays never change."""
+def test_a_repeat_has_no_second_effect_and_another_array_is_refused(engine: Engine) -> None:
+    """G5: arrays never change. Equal headers do not make equal arrays, so their bytes are compared."""
     key = secrets.token_bytes(16)
-    run(engine, TRANSFER, np.ones(3), keep=[key])
-    run(engine, TRANSFER, np.zeros(3), keep=[key])
-    assert get(engine, Handle(key)).sum() == 3
+    first = run(engine, TRANSFER, np.ones(3), keep=[key])
+    again = run(engine, TRANSFER, np.ones(3), keep=[key])
+    assert [is_new for _, _, is_new in (*first.reply.stored, *again.reply.stored)] == [True, False]
+    for other in (np.zeros(3), np.ones(4), np.ones(3, np.float32), np.array([1, 1, -0.0])):
+        with pytest.raises(NameTaken, match=key.hex()):
+            run(engine, TRANSFER, other, keep=[key])
+    assert get(engine, Handle(key)).tolist() == [1, 1, 1]
+
+
+def test_a_small_array_does_not_keep_the_large_buffer_that_it_came_in(engine: Engine) -> None:
+    """What stays is paid for by the array that stays in it; so a buffer stays with what is most of it only."""
+    large, small = np.zeros((64, 4096)), np.arange(8.0 * 1024).reshape(8, -1)
+    program = Program(inputs=2, outputs=(0, 1))
+    keys = [secrets.token_bytes(16) for _ in range(2)]
+    specs = (("devices",), ("devices",))
+    outcome = run(engine, program, large, small, keep=keys, out_shardings=specs)
+    assert outcome.reply.adopted  # with the large one
+    outcome = run(engine, program, small, small, keep=[b"a" * 16, b"b" * 16], out_shardings=specs)
+    assert not outcome.reply.adopted
+    engine.delete("", [*keys, b"a" * 16, b"b" * 16])
 
 
 # --- the ledger ------------------------------------------------------------------------------------------------------

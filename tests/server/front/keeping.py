@@ -52,7 +52,7 @@ class KeepingEngine(FakeEngine):
     delay_s: float = 0.0
     full: OutOfMemory | None = None
 
-    def delete(self, owner: str, ids: Sequence[bytes]) -> None:
+    def delete(self, owner: str, ids: Sequence[bytes], *, undo: bool = False) -> None:  # noqa: ARG002
         for key in ids:
             if self.arrays.pop((owner, key), None) is None:
                 self.freed_twice.append((owner, key))
@@ -107,8 +107,9 @@ class KeepingEngine(FakeEngine):
                 data.append(array)
                 continue
             key = options.ids[keep.array]
+            is_new = (options.owner, key) not in self.arrays
             self.arrays.setdefault((options.owner, key), array.copy())
-            stored.append((key, info_of(array)))
+            stored.append((key, info_of(array), is_new))
         described = [{"dtype": name_of(a.dtype), "shape": a.shape, "nbytes": a.nbytes} for a in data]
         reply = self._reply(described, [array.tobytes() for array in data])
         return EngineReply(reply.header, reply.segments, reply.engine_s, stored=tuple(stored), _release=reply._release)

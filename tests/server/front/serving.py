@@ -86,7 +86,7 @@ class FakeEngine:
             raise EngineLost(self.reason, retry_after_s=60.0)
         return self.info
 
-    def delete(self, owner: str, ids: Sequence[bytes]) -> None:
+    def delete(self, owner: str, ids: Sequence[bytes], *, undo: bool = False) -> None:  # noqa: ARG002
         self.deleted += [(owner, key) for key in ids]
 
     async def memory(self) -> dict[str, Any]:

@@ -76,7 +76,7 @@ class FakeEngine:
             raise InvalidRequest("refused before it was queued")
         return self._threads.submit(self._run, order, [list(segments)], allocate)
 
-    def delete(self, owner: str, ids: Sequence[bytes]) -> None:
+    def delete(self, owner: str, ids: Sequence[bytes], *, undo: bool = False) -> None:
         pass
 
     def memory(self) -> dict[str, Any]:
