@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import typer
 
 import shardserve as ss
+from shardserve_server.cli import app
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
@@ -56,8 +58,36 @@ def test_curl_is_answered_as_promised(document: str, local_client: ss.Client) ->
     assert answer["report"]["precision"] == "highest"
 
 
+@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl here")
+def test_arrays_go_up_and_come_down_by_curl_as_npy_files(local_client: ss.Client, tmp_path: Path) -> None:
+    x = np.random.default_rng(0).random((12, 5))
+    np.save(tmp_path / "a.npy", x)
+    lines = [line for block in blocks("docs/arrays.md", "sh") for line in block.splitlines() if line.startswith("curl")]
+    assert len(lines) >= 5
+    for line in lines:
+        command = shlex.split(line.replace("http://127.0.0.1:8000", local_client.url), comments=True)
+        done = subprocess.run([*command, "--fail"], capture_output=True, timeout=30, check=False, cwd=tmp_path)
+        assert done.returncode == 0, (line, done.stdout)
+    np.testing.assert_allclose(np.load(tmp_path / "b.npy"), x / x.sum())
+    np.testing.assert_array_equal(np.load(tmp_path / "rows.npy"), np.load(tmp_path / "b.npy")[:10:2])
+
+
+def unknown_words(line: str) -> set[str]:
+    """The words of a `shardserve` line, comments included, that are no command or no option of it."""
+    name, *words = re.findall(r"(?<!\S)(?:--)?[a-z][a-z-]*(?=[\s,;]|$)", line.removeprefix("shardserve"))
+    commands: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    if name not in commands:
+        return {name}
+    known = {option for parameter in commands[name].params for option in parameter.opts}
+    return {word for word in words if word.startswith("--")} - known
+
+
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_every_command_of_the_documents_exists(document: str) -> None:
-    commands = {"serve", "info", "call", "demo", "settings", "arrays", "put", "get", "rm", "top"}
-    used = re.findall(r"^shardserve (\w+)", "".join(blocks(document, "sh")), re.MULTILINE)
-    assert set(used) <= commands
+def test_every_command_and_option_of_the_documents_exists(document: str) -> None:
+    lines = [line for block in blocks(document, "sh") for line in block.splitlines()]
+    assert {line: unknown_words(line) for line in lines if line.startswith("shardserve ") and unknown_words(line)} == {}
+
+
+def test_words_that_no_command_has_are_seen() -> None:
+    assert unknown_words("shardserve fly --high") == {"fly"}
+    assert unknown_words("shardserve top --once --often  # also: --json, --shiny") == {"--often", "--shiny"}
