@@ -58,10 +58,10 @@ class Exchange(Generic[R]):
             self._sending.moved(nbytes)
 
     def failed(self) -> None:
-        """This try ended without an answer; a progress bar is not left standing."""
-        stop = getattr(self.progress, "stop", None)
-        if stop is not None:
-            stop()
+        """This try ended without an answer; no progress bar is left standing."""
+        for meter in (self._sending, self._receiving):
+            if meter is not None:
+                meter.failed()
 
     def begin(self, status: int, headers: Mapping[str, str]) -> None:
         """The head of an answer is here.

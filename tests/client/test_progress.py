@@ -77,6 +77,20 @@ def test_what_the_function_raises_ends_the_call(raw_server: Any) -> None:
     assert len(server.requests) <= 2
 
 
+def test_the_end_of_a_transfer_that_fails_is_told_once(
+    raw_server: Any, told: list[ss.Progress], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_progress, "PROGRESS_S", 0.0)
+    short = http(frame(LARGE))[: LARGE.nbytes // 2]
+    server = raw_server(lambda connection: connection.sendall(short))
+    with ss.Client(server.url, progress=told.append) as client, pytest.raises(ss.BadReply):
+        client.identity(LARGE)
+    assert [p.is_over for p in told].count(True) == 2
+    assert told[-1].has_failed
+    assert told[-1].done_bytes < told[-1].total_bytes
+    assert len({p.transfer for p in told}) == 2
+
+
 def test_what_cannot_be_called_is_refused() -> None:
     with pytest.raises(ss.InvalidRequest, match="progress is a function"):
         ss.Client("http://127.0.0.1:9", progress=True)  # type: ignore[arg-type]
@@ -105,7 +119,7 @@ def test_the_bar_shows_a_transfer_and_ends_its_line(capsys: pytest.CaptureFixtur
     assert "sent" in shown.err
     assert "2.0/2.0 MiB" in shown.err
     assert shown.out == ""
-    assert not bar._lines
+    assert not bar._transfers
 
 
 @pytest.mark.usefixtures("without_rich")
@@ -127,7 +141,48 @@ def test_a_bar_is_not_left_standing_by_a_call_that_fails(raw_server: Any, monkey
     with ss.Client(server.url, progress=bar) as client:
         with pytest.raises(ss.TooLarge):
             client.identity(LARGE)
-        assert not bar._lines
+        assert not bar._transfers
         with pytest.raises(ss.BadReply):
             client.identity(LARGE)
-        assert not bar._lines
+        assert not bar._transfers
+
+
+def test_transfers_at_the_same_time_have_a_bar_each(capsys: pytest.CaptureFixture[str]) -> None:
+    bar = ss.progress_bar()
+    bar(ss.Progress("sent", 2**20, 2**22, transfer=1))
+    bar(ss.Progress("sent", 2**21, 2**23, transfer=2))
+    picture = bar._picture
+    bar(ss.Progress("sent", 2**22, 2**22, transfer=1))
+    assert bar._picture is picture, "the other one goes on"
+    bar(ss.Progress("sent", 2**21, 2**23, transfer=2, has_failed=True))
+    assert bar._picture is None
+    shown = capsys.readouterr().err
+    assert "4.0/4.0 MiB" in shown
+    assert "sent, failed" in shown
+    assert "2.0/8.0 MiB" in shown
+
+
+@pytest.mark.usefixtures("without_rich")
+def test_transfers_at_the_same_time_share_the_line(capsys: pytest.CaptureFixture[str]) -> None:
+    bar = ss.progress_bar()
+    bar(ss.Progress("sent", 2**20, 2**22, transfer=1))
+    bar(ss.Progress("sent", 2**20, 2**22, transfer=2))
+    bar.stop()
+    shown = capsys.readouterr().err
+    assert "\rsent 2 of 8 MiB, 25%" in shown
+    assert shown.endswith("\n")
+
+
+def test_a_callback_is_only_called() -> None:
+    """Not stopped, though it may have such a method: it may be anything of the caller's."""
+    from shardserve._exchanges import Question
+
+    class Callback:
+        def __call__(self, progress: ss.Progress) -> None: ...
+
+        def stop(self) -> None:
+            pytest.fail("nobody asked for that")
+
+    exchange = Question("/v1/info", dict, None)
+    exchange.progress = Callback()
+    exchange.failed()
