@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Hashable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -35,8 +35,8 @@ SIZES = (1000, 40_000, 262_144, 262_145, 700_000)
 class EarlyPool(OverwritingPool):
     """A build that takes the buffers of stored arrays back as soon as their call is over."""
 
-    def adopt(self, lease: Lease) -> None:
-        super().adopt(lease)
+    def adopt(self, lease: Lease, holder: Hashable) -> None:
+        super().adopt(lease, holder)
         for holder in list(lease._holders):
             lease.release(holder)
 

@@ -28,18 +28,21 @@ from .plan import Plan
 from .store import SMALL_BYTES, Store, Stored, let_go
 from .stream import STREAM_BYTES, Stream
 from .transfer import aliases, gather, host_shards, own_copy, slots, typed, upload, view
+from .waiting import WaitingRoom
 
 logger = logging.getLogger(__name__)
 
 Allocate = Callable[[int], memoryview]
-#: How long a call without a deadline waits for running calls to make room.
+#: How long a call waits for running calls to make room, at most.
 ROOM_WAIT_S = 60.0
 #: What a run-time error says when memory ran out: in XLA, or in a library that allocates for itself.
 _NO_ROOM = ("resource_exhausted", "out of memory", "failed to allocate", "alloc_failed", "ynnpack operation failed")
 
 
-#: An upload's buffer may stay with an array that is so much of it; another one is copied out.
+#: An upload's buffer may stay with an array that is so much of it; another one is copied out. So is a small one: a
+#: buffer costs both processes descriptors.
 ADOPTED_PART = 0.75
+ADOPTED_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,7 @@ class Surroundings:
 
     store: Store
     ledger: Ledger
+    waiting: WaitingRoom = field(default_factory=WaitingRoom)
 
 
 @dataclass
@@ -120,7 +124,7 @@ class RunningCall:
         if not executable.is_quick or self.plan.data_bytes > SMALL_BYTES:
             return False
         try:
-            self._reserve(executable, wait_until=None)
+            self._reserve(executable)
         except OutOfMemory:
             return False
         if self.launch(executable) is not None:
@@ -128,17 +132,21 @@ class RunningCall:
             self.finish()
         return True
 
-    def launch(self, executable: Executable) -> RunningCall | None:
-        """Upload and run; None when the call has ended already (cancelled, too late or failed)."""
+    def launch(self, executable: Executable, *, again: Callable[[], None] | None = None) -> RunningCall | None:
+        """Upload and run; None when there is nothing to wait for: the call has ended already, or waits for room.
+
+        Arguments:
+            again: launches the call anew, once there is room.
+        """
         try:
+            if self._reservation is None and not self._has_room(executable, again):
+                return None
             if not self.future.set_running_or_notify_cancel():
                 self._end()
                 return None
             self.lap("queue")
             self._check_deadline()
             self._executable = executable
-            if self._reservation is None:
-                self._reserve(executable, wait_until=self.deadline or time.monotonic() + ROOM_WAIT_S)
             self._arguments = self._upload(executable)
             self.lap("upload")
             self._results = executable.run(*self._arguments)
@@ -147,6 +155,36 @@ class RunningCall:
             self.fail(error)
             return None
         return self
+
+    def _has_room(self, executable: Executable, again: Callable[[], None] | None) -> bool:
+        """Reserve what the call takes; if that must wait for running calls, it waits beside its lane.
+
+        Raises:
+            OutOfMemory, TooLarge: there is no room, and none will come by itself.
+        """
+        if not self.is_wanted():
+            return True  # it ends before it takes anything
+        try:
+            self._reserve(executable)
+        except OutOfMemory as error:
+            if again is None or not error.details["is_transient"]:
+                raise
+            until = time.monotonic() + ROOM_WAIT_S
+            self.around.waiting.enter(lambda: self._is_done_waiting(executable, again, until))
+            return False
+        return True
+
+    def _is_done_waiting(self, executable: Executable, again: Callable[[], None], until: float) -> bool:
+        try:
+            if self.is_wanted():
+                self._reserve(executable)
+        except OutOfMemory as error:
+            if error.details["is_transient"] and time.monotonic() < until:
+                return False
+            self.fail(error)
+            return True
+        again()  # a call that nobody wants ends there
+        return True
 
     def _check_deadline(self) -> None:
         if self.deadline is not None and time.monotonic() > self.deadline:
@@ -157,16 +195,16 @@ class RunningCall:
                 )
             raise DeadlineExceeded("the call's timeout passed while it waited for the devices; raise timeout=")
 
-    def _reserve(self, executable: Executable, *, wait_until: float | None) -> None:
-        """Set aside what the call takes beside resident arrays, which are paid for; wait for room if it comes in time.
+    def _reserve(self, executable: Executable) -> None:
+        """Set aside what the call takes beside resident arrays, which are paid for.
 
         Raises:
-            OutOfMemory: it does not.
+            OutOfMemory: there is no room now.
         """
         moves = zip(self.stored, executable.moves, strict=True)
         resident = sum(stored.device_bytes for stored, move in moves if stored is not None and move is None)
         needed = max(0, executable.device_bytes - resident)
-        self._reservation = self.around.ledger.reserve(needed, owner=self.owner, wait_until=wait_until)
+        self._reservation = self.around.ledger.reserve(needed, owner=self.owner)
 
     def _upload(self, executable: Executable) -> list[Any]:
         plan = self.plan
@@ -243,11 +281,12 @@ class RunningCall:
         for array, where, keep in results:
             shared = aliases(array, self.segments)
             # The whole buffer stays with an array that lies in it, so that must be most of it.
-            is_most = all(shared) and where.placed.nbytes >= ADOPTED_PART * uploaded
+            is_most = all(shared) and where.placed.nbytes >= max(ADOPTED_BYTES, ADOPTED_PART * uploaded)
             owned = own_copy(array) if any(shared) and not is_most else array
             key = self.ids[keep.array]
             assert self._reservation is not None  # noqa: S101 - made at the launch
-            stored, is_new = self.around.store.keep(self.owner, key, owned, where, self._reservation)
+            base = next((lies for lies in self.stored if lies is not None and lies.array is owned), None)
+            stored, is_new = self.around.store.keep(self.owner, key, owned, where, self._reservation, base=base)
             self._kept.append(key)
             adopted = adopted or (is_most and is_new)
             kept.append((key, stored.info(), is_new))

@@ -251,7 +251,11 @@ class Engine:
         lane = self._one if call.plan.mesh is None else self._many
         if call.plan.is_transfer and not any(call.plan.moves):
             lane = self._transfers  # no program runs, so nothing can deadlock
-        lane.put(lambda: call.launch(executable))
+
+        def launch() -> RunningCall | None:
+            return call.launch(executable, again=lambda: lane.put(launch))
+
+        lane.put(launch)
 
     def _build(self, plan: Plan) -> Executable:
         return build(plan, self._registry, self._meshes, memory_bytes=self._memory_bytes)

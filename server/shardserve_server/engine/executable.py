@@ -21,7 +21,7 @@ from ..kernels.registry import Registry, cast
 from .mesh import Meshes, Sharding, sharding
 from .move import Move, build_move
 from .named_axes import Runner
-from .placement import Placed, Where, trimmed
+from .placement import Placed, Where, place, trimmed
 from .plan import Plan
 from .products import check_products
 from .transfer import carrier
@@ -38,6 +38,10 @@ _COMPILER_OPTIONS: dict[str, Any] = {"xla_allow_excess_precision": False}
 #: A program of so little work takes a CPU some 0.05 ms.
 QUICK_FLOPS = 1e6
 QUICK_BYTES = 2**19
+#: An output of an open spec is padded in every dimension before the compiler chooses one. A large one that has so much
+#: more than it needs then is compiled once more.
+WASTE_BYTES = 2**20
+WASTE_PART = 1.1
 _EMPTY_MAP = b"\x80"
 
 
@@ -130,6 +134,9 @@ def build(plan: Plan, registry: Registry, meshes: Meshes, *, memory_bytes: int) 
     found = compiled.output_shardings
     pairs = zip(plan.outputs, shardings_out, found, strict=True)
     outputs = tuple(_found(where, f if asked is None else asked) for where, asked, f in pairs)
+    exact = tuple(map(_exact, outputs))
+    if exact != outputs:
+        return build(replace(plan, outputs=exact), registry, meshes, memory_bytes=memory_bytes)
     devices = meshes.members(plan.mesh)
     needed = sum(memory_of(compiled).values()) * len(devices)
     _check_memory(needed, devices, memory_bytes)
@@ -172,6 +179,17 @@ def bytes_on_devices(placed: Placed, sharding: Sharding) -> int:
 
 def _moves(plan: Plan, meshes: Meshes) -> tuple[Move | None, ...]:
     return tuple(None if move is None else build_move(*move, meshes) for move in plan.moves)
+
+
+def _exact(where: Where) -> Where:
+    """An output at the spec that the compiler chose, padded no more than that spec needs, where this saves much."""
+    placed = where.placed
+    assert placed.spec is not None  # noqa: S101 - it was found
+    if where.mesh is None or math.prod(placed.padded_shape) * placed.aval.strong_dtype.itemsize < WASTE_BYTES:
+        return where
+    tight = place(placed.aval, placed.spec, where.mesh)
+    is_wasteful = math.prod(placed.padded_shape) > WASTE_PART * math.prod(tight.padded_shape)
+    return replace(where, placed=tight) if is_wasteful else where
 
 
 def _found(where: Where, chosen: Sharding) -> Where:

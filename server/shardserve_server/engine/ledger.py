@@ -14,7 +14,6 @@ Purpose = Literal["array", "call"]
 #: So many of the largest holders are told to a caller who finds no room.
 TOLD = 5
 _RETRY_AFTER_S = 1.0
-_LOOK_AGAIN_S = 0.02
 
 
 @dataclass(eq=False)
@@ -52,32 +51,24 @@ class Ledger:
         self._given_back: deque[Reservation] = deque()
         self._lock = threading.Lock()
 
-    def reserve(self, nbytes: int, *, owner: str, wait_until: float | None = None) -> Reservation:
+    def reserve(self, nbytes: int, *, owner: str) -> Reservation:
         """Set bytes aside for a call.
-
-        Arguments:
-            wait_until: how long to wait for running calls to end, on the monotonic clock; resident arrays are not
-                waited for.
 
         Raises:
             TooLarge: more than the limit.
-            OutOfMemory: no room now; `details` has what is needed, what is free and the largest holders.
+            OutOfMemory: no room now; `details` has what is needed, what is free, the largest holders, and whether room
+                comes by itself, when running calls end.
         """
         if nbytes > self.limit_bytes:
             raise TooLarge(
                 f"the call needs {nbytes} bytes on the devices, which hold {self.limit_bytes}; split it",
                 details={"needed_bytes": nbytes, "limit_bytes": self.limit_bytes},
             )
-        while True:
-            with self._lock:
-                self._settle()
-                if nbytes <= self._free_bytes():
-                    return self._hold(Reservation(self, owner, "call", nbytes, made_at=time.monotonic()))
-                error = self._no_room(nbytes)
-                can_come = nbytes <= self.limit_bytes - self._held_bytes["array"]
-            if not can_come or wait_until is None or time.monotonic() >= wait_until:
-                raise error
-            time.sleep(_LOOK_AGAIN_S)
+        with self._lock:
+            self._settle()
+            if nbytes > max(0, self._free_bytes()):
+                raise self._no_room(nbytes)
+            return self._hold(Reservation(self, owner, "call", nbytes, made_at=time.monotonic()))
 
     def take_over(self, call: Reservation, nbytes: int, *, key: bytes) -> Reservation:
         """Turn a part of a call's reservation into a resident array's; what is beyond it is taken on top.

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 import jax
+import numpy as np
 
 from shardserve_proto.dtypes import DType
 
@@ -24,6 +25,9 @@ def build_move(source: Where, target: Where, meshes: Meshes) -> Move:
     padded to a common multiple where it lies, moved, and cut to the target's padding there.
     """
     there = meshes.sharding(target)
+    if not source.placed.nbytes:  # JAX moves what is empty by way of host values that do not fit it
+        nothing = np.zeros(target.placed.padded_shape, carrier(target.placed.aval.strong_dtype))
+        return lambda _: jax.device_put(nothing, there)
     if source.placed.padded_shape == target.placed.padded_shape:
         return lambda array: jax.device_put(array, there)
     common = _common_shape(source, target)

@@ -27,11 +27,16 @@ SMALL_BYTES = 64 * 1024
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """A resident array. Whoever holds this object keeps the array, deleted or not."""
+    """A resident array. Whoever holds this object keeps the array, deleted or not.
+
+    Attributes:
+        base: the array of which this is another name on the devices, and which pays for the memory of both.
+    """
 
     array: jax.Array
     where: Where
     device_bytes: int
+    base: Stored | None = None
 
     def info(self) -> dict[str, Any]:
         """The fields of an `ArrayInfo` that the engine knows."""
@@ -106,19 +111,31 @@ class Store:
             raise Expired(f"the array {key.hex()} is not on the devices any more; put it again")
         return stored
 
-    def keep(self, owner: str, key: bytes, array: jax.Array, where: Where, paid_by: Reservation) -> tuple[Stored, bool]:
+    def keep(
+        self,
+        owner: str,
+        key: bytes,
+        array: jax.Array,
+        where: Where,
+        paid_by: Reservation,
+        *,
+        base: Stored | None = None,
+    ) -> tuple[Stored, bool]:
         """Keep an array, for which the memory that its call reserved goes over to it; and whether it is a new one.
 
         Of two calls that keep the same array under the same id the first one wins: a repeat is harmless.
 
+        Arguments:
+            base: the resident array that this one is, too.
+
         Raises:
             NameTaken: the id is that of another array, and arrays never change.
         """
-        stored = Stored(array, where, device_bytes(array))
+        stored = Stored(array, where, device_bytes(array), base)
         with self._lock:
             known = self._arrays.get((owner, key))
             if known is None:
-                held = self._ledger.take_over(paid_by, stored.device_bytes, key=key)
+                held = self._ledger.take_over(paid_by, 0 if base else stored.device_bytes, key=key)
                 weakref.finalize(stored, held.release).atexit = False  # running calls may keep it beyond its deletion
                 self._arrays[(owner, key)] = stored
                 self._keepers[(owner, key)] = 1

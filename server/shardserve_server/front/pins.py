@@ -119,7 +119,7 @@ class Pins:
 
     def _hold(self, offset: int, nbytes: int, lease: Lease) -> HostCopy:
         lease.hold(PINNED)
-        self._pool.adopt(lease)
+        self._pool.adopt(lease, PINNED)
         return HostCopy(offset, nbytes, lease)
 
     async def fetch(self, engine: Runs, record: Record) -> HostCopy:

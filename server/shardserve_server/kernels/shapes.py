@@ -51,5 +51,7 @@ def _forward(taken: range) -> range:
     """The same positions in rising order, ending at most one behind the last."""
     if not taken:
         return range(0, 0, 1)
+    if len(taken) == 1:  # XLA's partitioner takes another element when one is taken with a step (JAX 0.10 to 0.12)
+        return range(taken[0], taken[0] + 1)
     low, high = min(taken[0], taken[-1]), max(taken[0], taken[-1])
     return range(low, high + 1, abs(taken.step))

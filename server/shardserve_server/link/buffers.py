@@ -91,7 +91,9 @@ class Lease:
         """One holder lets go; repeating it is harmless."""
         if holder in self._holders:
             self._holders.discard(holder)
-            if not self._holders:
+            if self._holders:
+                self._pool.let_go(self, holder)
+            else:
                 self._pool.take_back(self)
 
 
@@ -122,7 +124,7 @@ class BufferPool:
         self._numbers = itertools.count(1)
         self._leases: dict[int, Lease] = {}
         self._leased_bytes = 0
-        self._adopted: set[int] = set()
+        self._adopted: dict[int, set[Hashable]] = {}  # leases that arrays pay for, and who holds them for these
         self._spare: dict[int, list[SharedBuffer]] = {}
         self._spare_bytes = 0
         self._populator = Background()
@@ -179,22 +181,35 @@ class BufferPool:
         """The lease of this number, if it is not over."""
         return self._leases.get(number)
 
-    def adopt(self, lease: Lease) -> None:
+    def adopt(self, lease: Lease, holder: Hashable) -> None:
         """The lease now belongs to a resident array, which pays for its memory: it is in transit no more.
 
-        Its buffer comes back when its last holder lets go, as any other's. Repeating it is harmless.
+        Its buffer comes back when its last holder lets go, as any other's. If others, which still send from it, outlast
+        the array, it is in transit again. Repeating it is harmless.
+
+        Arguments:
+            holder: who holds the lease for the array.
         """
-        if not lease.is_over and lease.number not in self._adopted:
-            self._adopted.add(lease.number)
+        if lease.is_over:
+            return
+        if lease.number not in self._adopted:
             self._leased_bytes -= lease.buffer.capacity
             self._make_spare(lease.buffer.capacity)
+        self._adopted.setdefault(lease.number, set()).add(holder)
+
+    def let_go(self, lease: Lease, holder: Hashable) -> None:
+        """A holder of a lease that goes on lets go; it may have been the last one that held it for an array."""
+        owners = self._adopted.get(lease.number)
+        if owners is not None:
+            owners.discard(holder)
+            if not owners:
+                del self._adopted[lease.number]
+                self._leased_bytes += lease.buffer.capacity
 
     def take_back(self, lease: Lease) -> None:
         """The last holder let go: the buffer may serve the next lease."""
         del self._leases[lease.number]
-        if lease.number in self._adopted:
-            self._adopted.discard(lease.number)
-        else:
+        if self._adopted.pop(lease.number, None) is None:
             self._leased_bytes -= lease.buffer.capacity
         self._spare.setdefault(lease.buffer.capacity, []).append(lease.buffer)
         self._spare_bytes += lease.buffer.capacity

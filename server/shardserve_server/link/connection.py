@@ -283,7 +283,7 @@ class EngineConnection:
             self._drop(message)
             return
         if message.adopted and pending.lease is not None:
-            self._pool.adopt(pending.lease)
+            self._pool.adopt(pending.lease, self._holder)
         view = lease.view if lease is not None else payload
         segments = tuple(view[offset : offset + nbytes] for offset, nbytes in message.segments)
         stream = ReplyStream(self, message.call, message.windows) if message.windows else None

@@ -76,3 +76,34 @@ def test_a_part_that_stays_on_the_devices_is_a_program(engine: Engine) -> None:
     (found,) = run(engine, slicing([(0, 2, 1), (3, 4, 1)]), kept).values
     np.testing.assert_array_equal(found, x[1:5:2, 3:])
     engine.delete("", [kept.id])
+
+
+@given(
+    layout=st.sampled_from(LAYOUTS),
+    shape=st.tuples(st.integers(1, 16), st.integers(1, 5)),
+    rows=slices(),
+    cols=slices(),
+)
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+def test_the_kernel_slice_takes_the_same_elements_on_any_layout(
+    engine: Engine, layout: dict[str, Any], shape: tuple[int, int], rows: slice, cols: slice
+) -> None:
+    """XLA's partitioner takes another element where one is taken with a step."""
+    x = np.arange(float(np.prod(shape))).reshape(shape)
+    handle, kept = put(engine, x, **layout), Handle(b"s" * 16)
+    run(engine, slicing([rows.indices(shape[0]), cols.indices(shape[1])]), handle, keep=[kept.id])
+    (found,) = run(engine, Program(inputs=1, outputs=(0,)), kept).values
+    engine.delete("", [handle.id, kept.id])
+    np.testing.assert_array_equal(found, x[rows, cols])
+
+
+@pytest.mark.parametrize(
+    ("rows", "size"), [(slice(1, None, 8), 8), (slice(4, 8, 8), 8), (slice(9, 11, 5), 16), (slice(-1, -2, -5), 8)]
+)
+def test_one_element_with_a_step_is_that_element(engine: Engine, rows: slice, size: int) -> None:
+    x = np.arange(1.0, size + 1)
+    handle, kept = put(engine, x, mesh="default", out_shardings=(("devices",),)), Handle(b"o" * 16)
+    run(engine, slicing([rows.indices(size)]), handle, keep=[kept.id])
+    (found,) = run(engine, Program(inputs=1, outputs=(0,)), kept).values
+    engine.delete("", [handle.id, kept.id])
+    np.testing.assert_array_equal(found, x[rows])

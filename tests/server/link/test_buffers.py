@@ -240,7 +240,7 @@ def test_a_buffer_that_stays_with_an_array_is_in_transit_no_more_and_has_a_spare
     pool = make_pool(limit_bytes=32 * MIB, spare_bytes=16 * MIB)
     lease = pool.lease(8 * MIB)
     lease.hold("engine")
-    pool.adopt(lease)
+    pool.adopt(lease, "engine")
     lease.release()
     assert pool.usage().leased_bytes == 0
     wait_for(lambda: pool.usage().spare_bytes == 8 * MIB)
@@ -270,8 +270,8 @@ def test_no_more_spare_buffers_are_made_than_the_limits_allow() -> None:
     pool = make_pool(limit_bytes=40 * MIB, spare_bytes=8 * MIB)
     leases = [pool.lease(8 * MIB) for _ in range(3)]
     for lease in leases:
-        pool.adopt(lease)
-        pool.adopt(lease)
+        pool.adopt(lease, "front")
+        pool.adopt(lease, "front")
     wait_for(lambda: pool.usage().spare_bytes == 8 * MIB)
     assert pool.usage().spare_buffers == 1
     large = pool.lease(40 * MIB)
@@ -285,7 +285,7 @@ def test_a_pool_that_closes_waits_for_the_buffer_in_the_making() -> None:
     before = open_descriptors()
     pool = make_pool(limit_bytes=2**30, spare_bytes=2**30)
     lease = pool.lease(256 * MIB)
-    pool.adopt(lease)
+    pool.adopt(lease, "front")
     pool.close()
     lease.release()
     del lease
@@ -310,3 +310,19 @@ def test_spare_buffers_are_few_however_small_they_are() -> None:
         lease.release()
     assert pool.usage().spare_buffers == SPARE_BUFFERS
     pool.close()
+
+
+def test_a_buffer_that_only_readers_hold_is_in_transit_again() -> None:
+    """A slow reader of an array that is gone must not hold memory that nobody counts."""
+    pool = make_pool()
+    lease = pool.lease(3 * MIB)
+    lease.hold("engine")
+    pool.adopt(lease, "engine")
+    lease.hold("reader")
+    lease.release()
+    assert pool.usage().leased_bytes == 0
+    lease.release("engine")
+    assert pool.usage().leased_bytes == lease.buffer.capacity
+    lease.release("reader")
+    assert pool.usage().leased_bytes == 0
+    assert pool.usage().leases == 0
