@@ -6,7 +6,7 @@ import math
 import re
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from .dtypes import dtype_named
 from .errors import BadFrame, ProgramError, TooLarge
@@ -73,6 +73,12 @@ class Keep(WireModel):
     replace: bool = False
     ttl_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     pinned: bool = False
+
+    @model_validator(mode="after")
+    def _replaces_a_name(self) -> Keep:
+        if self.replace and self.name is None:
+            raise ValueError("replace moves a name, and none is given")
+        return self
 
 
 class CallRequest(WireModel):
@@ -348,10 +354,19 @@ def check_call(call: CallRequest) -> None:
     for index, argument in enumerate(call.arguments):
         if isinstance(argument, SegmentArgument) and argument.segment >= len(call.segments):
             raise ProgramError(f"argument {index} refers to segment {argument.segment} of {len(call.segments)}")
+    _check_names(call)
     _check_ids(call)
     _check_count("results", call.results, len(call.program.outputs), "outputs")
     _check_count("in_shardings", call.in_shardings, len(call.arguments), "arguments")
     _check_count("out_shardings", call.out_shardings, len(call.program.outputs), "outputs")
+
+
+def _check_names(call: CallRequest) -> None:
+    seen: set[str] = set()
+    for name in (keep.name for keep in call.kept() if keep is not None and keep.name is not None):
+        if name in seen:
+            raise ProgramError(f"the name {name!r} is given to two results; each array has a name of its own")
+        seen.add(name)
 
 
 def _check_ids(call: CallRequest) -> None:

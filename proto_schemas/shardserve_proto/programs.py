@@ -182,4 +182,9 @@ def _explain(error: ValidationError) -> str:
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     place = ".".join(str(part) for part in first["loc"])[:200] or "the message"
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    return f"{place}: {first['msg']}{more}"
+    return f"{place}: {plain(first['msg'])}{more}"
+
+
+def plain(text: str) -> str:
+    """The text of an error without pydantic's own words before it."""
+    return text.removeprefix("Value error, ")

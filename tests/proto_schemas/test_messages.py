@@ -92,7 +92,8 @@ def test_only_whole_messages_ignore_unknown_keys() -> None:
         ({"mesh": ()}, "mesh"),
         ({"in_shardings": (None,) * 257}, "in_shardings"),
         ({"results": ({"array": -1},)}, "results"),
-        ({"results": ({"array": 0, "name": "a b"},)}, "name"),
+        ({"results": ({"array": 0, "name": "a b"},)}, "name: an array's name is a letter"),
+        ({"results": ({"array": 0, "replace": True},)}, "replace moves a name, and none is given"),
         ({"ids": "first"}, "ids"),
     ],
     ids=lambda value: str(value)[:40],
@@ -116,6 +117,8 @@ def test_a_message_that_is_no_call_is_refused(wire: Any) -> None:
         ({"arguments": ({"segment": 0}, {"segment": 2})}, "argument 1 refers to segment 2 of 2"),
         ({"in_shardings": (None,)}, "in_shardings has 1 specs for 2 arguments"),
         ({"out_shardings": (None, None)}, "out_shardings has 2 specs for 1 outputs"),
+        ({"results": ({"array": 0},) * 2}, "has an id of its own"),
+        ({"results": ({"array": 0, "name": "a"}, {"array": 1, "name": "a"})}, "the name 'a' is given to two results"),
     ],
 )
 def test_counts_that_do_not_agree_are_refused(fields: dict[str, Any], text: str) -> None:
