@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -72,16 +74,31 @@ def arriving(output: Path, dtype: Any, shape: tuple[int, ...]) -> Iterator[Any]:
     _check_dtype(output, dtype)
     place = output.resolve()
     part = place.with_name(f".{place.name}.{secrets.token_hex(8)}")
+    with _ended_by_exit():
+        try:
+            with _failures_told(output):
+                target = np.lib.format.open_memmap(part, mode="w+", dtype=dtype, shape=shape)
+                _reserve(part)
+            yield target
+            with _failures_told(output):
+                target.flush()
+                os.replace(part, place)
+        finally:
+            part.unlink(missing_ok=True)
+
+
+@contextmanager
+def _ended_by_exit() -> Iterator[None]:
+    """SIGTERM ends the block as Ctrl-C does, so that nothing is left behind."""
+
+    def leave(number: int, _: object) -> None:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
     try:
-        with _failures_told(output):
-            target = np.lib.format.open_memmap(part, mode="w+", dtype=dtype, shape=shape)
-            _reserve(part)
-        yield target
-        with _failures_told(output):
-            target.flush()
-            os.replace(part, place)
+        yield
     finally:
-        part.unlink(missing_ok=True)
+        signal.signal(signal.SIGTERM, before)
 
 
 def _reserve(path: Path) -> None:

@@ -326,12 +326,16 @@ def test_memory_is_the_ledger(raw_server: Any) -> None:
     ledger = MemoryInfo(
         device_limit_bytes=8, resident_bytes=1, reserved_bytes=2, own_resident_bytes=1, transit_bytes=3,
         transit_limit_bytes=4, spare_bytes=5, pinned_bytes=6, arrays=1,
-        holders=(Holder(what="array", device_bytes=2000, age_s=90.0, is_own=False),),
+        holders=(
+            Holder(what="array", device_bytes=2000, age_s=90.0, is_own=False),
+            Holder(what="array", device_bytes=1000, age_s=90.0, is_own=False, id="ab" * 16, name="vectors"),
+        ),
     )  # fmt: skip
     with ss.Client(raw_server(answer(ledger.model_dump(mode="json"))).url) as client:
         found = client.memory()
     assert found.model_dump() == ledger.model_dump()
-    assert "array of another key" in str(found)
+    assert str(found).count("array of another key") == 1
+    assert "declared array        vectors" in str(found)
     assert "2.0 kB" in str(found)
 
 

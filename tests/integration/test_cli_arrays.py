@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from typer.testing import CliRunner, Result
 import shardserve as ss
 from shardserve_server import cli_arrays
 from shardserve_server.cli import app
+from shardserve_server.cli_files import arriving
 
 X = np.arange(60, dtype=np.float32).reshape(12, 5)
 
@@ -120,6 +122,16 @@ def test_a_full_disk_is_one_line_before_the_download(
         done = run(client, "get", h.id, "-o", tmp_path / "x.npy")
     assert (done.exit_code, list(tmp_path.iterdir())) == (1, [])
     assert done.stderr.endswith("x.npy is not written: No space left on device\n")
+
+
+def test_a_download_that_is_ended_by_a_signal_leaves_no_file(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as ended, arriving(tmp_path / "x.npy", X.dtype, X.shape):
+        assert len(list(tmp_path.iterdir())) == 1
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert list(tmp_path.iterdir()) == []
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_download_touches_no_other_file(client: ss.Client, tmp_path: Path) -> None:
