@@ -1,4 +1,4 @@
-"""Requests about arrays that are no calls: small JSON both ways."""
+"""Requests that are no calls: small JSON both ways."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shardserve_proto.messages import HEX_ID, LABEL, ArrayInfo
 
 from ._exchanges import Exchange
 from ._listing import Ledger
-from ._replies import read_error, read_json
+from ._replies import read_json
 
 R = TypeVar("R")
 ARRAYS = "/v1/arrays"
@@ -26,6 +26,8 @@ class Ask(Exchange[R]):
         answer: its type; None where any answer of the kind 2xx will do.
         body: sent as JSON.
     """
+
+    good = range(200, 300)
 
     def __init__(
         self, method: str, path: str, answer: type[R] | None, timeout_s: float | None, body: Any = None
@@ -44,9 +46,7 @@ class Ask(Exchange[R]):
             fields |= {"Content-Type": "application/json", "Content-Length": str(self.body_bytes)}
         return fields
 
-    def finish(self) -> R:
-        if not 200 <= self._status < 300:
-            raise read_error(self._status, bytes(self._text), self._retry_after)
+    def _finish(self) -> R:
         if self._answer is None:
             return None  # type: ignore[return-value]
         return read_json(self._answer, bytes(self._text))

@@ -11,14 +11,13 @@ from typing import Any, Self, TypeVar, Unpack
 from shardserve_proto.errors import ShardserveError
 from shardserve_proto.messages import DeviceInfo, KernelInfo, ServerInfo
 
-from ._array import RemoteSlice
 from ._asks import release
 from ._base import BaseClient
 from ._calls import Call, Device
 from ._config import Address
 from ._connections import AsyncConnections
 from ._exchanges import CallExchange, Exchange
-from ._options import CallOptions, Defaults, RunOptions
+from ._options import Defaults, RunOptions
 from ._patience import Patience
 from ._requests import Outgoing
 from ._resident import Steps
@@ -43,12 +42,12 @@ class AsyncClient(BaseClient[Coroutine[Any, Any, Any]]):
 
     async def run(self, function: Callable[..., Any], *args: Any, **options: Unpack[RunOptions]) -> Any:
         """Run a function on the mesh; see `Client.run`."""
-        args = await self._drive(self._settled(args))
-        return (await self._send_call(self._outgoing_run(function, args, options))).value
+        return await self._drive(self._run_steps(function, args, options))
 
     async def call(self, kernel: str, *arrays: Any, **params: Any) -> Call:
         """Call any kernel of the server by its name; see `Client.call`."""
-        return await self._send_call(self._outgoing_call(kernel, await self._whole(arrays), params))
+        done: Call = await self._drive(self._call_steps(kernel, arrays, params))
+        return done
 
     async def devices(self) -> list[Device]:
         """The server's devices."""
@@ -73,15 +72,6 @@ class AsyncClient(BaseClient[Coroutine[Any, Any, Any]]):
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.close()
-
-    async def _kernel(self, name: str, operands: Sequence[Any], params: dict[str, Any], options: CallOptions) -> Any:
-        return (await self._send_call(self._outgoing_kernel(name, await self._whole(operands), params, options))).value
-
-    async def _whole(self, operands: Sequence[Any]) -> Sequence[Any]:
-        """The operands of a kernel, with the parts of arrays among them cut out."""
-        if not any(isinstance(operand, RemoteSlice) for operand in operands):
-            return operands
-        return [await operand.keep() if isinstance(operand, RemoteSlice) else operand for operand in operands]
 
     async def _drive(self, steps: Steps) -> Any:
         answer: Any = None

@@ -11,17 +11,18 @@ from typing import Any, Self, TypeVar, Unpack
 
 from shardserve_proto.errors import ShardingError
 
+from ._asks import Ask
 from ._blocking import blocking_transport
 from ._blocks import mesh_block, mesh_of, note, record_block
 from ._calls import Call, Log
 from ._config import MAX_IMPLICIT_BYTES, Address, check_address, resolve_address
-from ._exchanges import CallExchange, Question
+from ._exchanges import CallExchange
 from ._kernel_methods import KernelMethods
 from ._keywords import check_keywords
 from ._options import CALL_KEYWORDS, RUN_KEYWORDS, CallOptions, Defaults, RunOptions, check_bytes
 from ._releases import Releases
 from ._requests import Outgoing, function_call, kernel_call
-from ._resident import ResidentMethods
+from ._resident import ResidentMethods, Steps
 from ._specs import read_mesh
 
 R = TypeVar("R")
@@ -113,6 +114,23 @@ class BaseClient(KernelMethods[R], ResidentMethods[R]):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
 
+    # --- step by step, as in `_resident.py` --------------------------------------------------------------------------
+
+    def _kernel(self, name: str, operands: Sequence[Any], params: dict[str, Any], options: CallOptions) -> Any:
+        return self._drive(self._kernel_steps(name, operands, params, options))
+
+    def _kernel_steps(self, name: str, operands: Sequence[Any], params: dict[str, Any], options: CallOptions) -> Steps:
+        operands = yield from self._whole(operands)
+        return (yield self._outgoing_kernel(name, operands, params, options)).value
+
+    def _call_steps(self, kernel: str, arrays: Sequence[Any], params: Mapping[str, Any]) -> Steps:
+        arrays = yield from self._whole(arrays)
+        return (yield self._outgoing_call(kernel, arrays, params))
+
+    def _run_steps(self, function: Callable[..., Any], args: tuple[Any, ...], options: RunOptions) -> Steps:
+        args = yield from self._settled(args)
+        return (yield self._outgoing_run(function, args, options)).value
+
     # --- from a user's call to an exchange, and back -----------------------------------------------------------------
 
     def _outgoing_kernel(
@@ -149,5 +167,5 @@ class BaseClient(KernelMethods[R], ResidentMethods[R]):
         note(self._identity, call)
         return call
 
-    def _question(self, path: str, answer: type[T]) -> Question[T]:
-        return Question(path, answer, self._defaults.timeout_s)
+    def _question(self, path: str, answer: type[T]) -> Ask[T]:
+        return Ask("GET", path, answer, self._defaults.timeout_s)

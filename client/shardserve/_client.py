@@ -10,14 +10,13 @@ from typing import Any, Self, TypeVar, Unpack
 from shardserve_proto.errors import ShardserveError
 from shardserve_proto.messages import DeviceInfo, KernelInfo, ServerInfo
 
-from ._array import RemoteSlice
 from ._asks import release
 from ._base import BaseClient
 from ._calls import Call, Device
 from ._config import Address
 from ._connections import Connections
 from ._exchanges import CallExchange, Exchange
-from ._options import CallOptions, Defaults, RunOptions
+from ._options import Defaults, RunOptions
 from ._patience import Patience
 from ._requests import Outgoing
 from ._resident import Steps
@@ -66,8 +65,7 @@ class Client(BaseClient[Any]):
         Example:
             client.run(lambda x: x / np.sum(x), np.ones(4))
         """
-        args = self._drive(self._settled(args))
-        return self._send_call(self._outgoing_run(function, args, options)).value
+        return self._drive(self._run_steps(function, args, options))
 
     def call(self, kernel: str, *arrays: Any, **params: Any) -> Call:
         """Call any kernel of the server by its name.
@@ -82,7 +80,8 @@ class Client(BaseClient[Any]):
         Raises:
             NotFound: no such kernel, with the nearest name.
         """
-        return self._send_call(self._outgoing_call(kernel, self._whole(arrays), params))
+        done: Call = self._drive(self._call_steps(kernel, arrays, params))
+        return done
 
     def devices(self) -> list[Device]:
         """The server's devices."""
@@ -107,15 +106,6 @@ class Client(BaseClient[Any]):
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
-
-    def _kernel(self, name: str, operands: Sequence[Any], params: dict[str, Any], options: CallOptions) -> Any:
-        return self._send_call(self._outgoing_kernel(name, self._whole(operands), params, options)).value
-
-    def _whole(self, operands: Sequence[Any]) -> Sequence[Any]:
-        """The operands of a kernel, with the parts of arrays among them cut out."""
-        if not any(isinstance(operand, RemoteSlice) for operand in operands):
-            return operands
-        return [operand.keep() if isinstance(operand, RemoteSlice) else operand for operand in operands]
 
     def _drive(self, steps: Steps) -> Any:
         answer = None

@@ -11,7 +11,7 @@ from shardserve_proto.messages import Report
 
 from ._config import HTTPX_PIECE_BYTES, SMALL_BODY_BYTES
 from ._progress import Meter, ProgressCallback
-from ._replies import FrameReader, check_json_size, read_error, read_json
+from ._replies import FrameReader, check_json_size, read_error
 from ._requests import Outgoing
 
 R = TypeVar("R")
@@ -26,12 +26,14 @@ class Exchange(Generic[R]):
         buffers: of its body, to be sent one after another.
         timeout_s: seconds for all tries together.
         progress: is told how far large bodies are.
+        good: the statuses of an answer that is none of an error.
     """
 
     method = "GET"
     path = "/"
     timeout_s: float | None = None
     progress: ProgressCallback | None = None
+    good = range(200, 201)
 
     def __init__(self) -> None:
         self.buffers: list[Buffer] = []
@@ -101,7 +103,7 @@ class Exchange(Generic[R]):
             ShardserveError: the answer is an error, or not what was asked for.
         """
         try:
-            if self._status != 200:
+            if self._status not in self.good:
                 raise read_error(self._status, bytes(self._text), self._retry_after)
             return self._finish()
         except ShardserveError:
@@ -120,19 +122,6 @@ class Exchange(Generic[R]):
 
     def _finish(self) -> R:
         raise NotImplementedError
-
-
-class Question(Exchange[R]):
-    """A GET whose answer is JSON."""
-
-    def __init__(self, path: str, answer: type[R], timeout_s: float | None) -> None:
-        super().__init__()
-        self.path = path
-        self.timeout_s = timeout_s
-        self._answer = answer
-
-    def _finish(self) -> R:
-        return read_json(self._answer, bytes(self._text))
 
 
 class CallExchange(Exchange[tuple[list[Any], Report, int]]):

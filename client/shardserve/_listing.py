@@ -48,7 +48,8 @@ def holder_row(holder: Holder) -> tuple[str, ...]:
     """One holder in words, as HOLDER_HEADINGS say."""
     # Of the others' arrays only the declared ones have an id here.
     others = f"declared {holder.what}" if holder.id else f"{holder.what} of another key"
-    return holder.what if holder.is_own else others, holder.name or holder.id or "", size(holder.device_bytes), duration(holder.age_s)
+    whose = holder.what if holder.is_own else others
+    return whose, holder.name or holder.id or "", size(holder.device_bytes), duration(holder.age_s)
 
 
 def array_row(info: ArrayInfo) -> tuple[str, ...]:

@@ -72,7 +72,8 @@ class ResidentMethods(Generic[R]):
 
         Arguments:
             x: an array, or a tree of them (tuples, lists, dicts), which is put by one call for each 255 arrays. A
-                resident array is copied without leaving the devices.
+                resident array is copied without leaving the devices. When a later call of several fails, what those
+                before it made is released, but for named and pinned arrays.
             spec: how it is split over the mesh, one for all or a tree prefix; None replicates, AUTO leaves the choice
                 to the server.
             mesh: default: that of the block or the client.
@@ -182,13 +183,18 @@ class ResidentMethods(Generic[R]):
         defaults = self._current().updated(options)
         return (yield from self._values(*put_calls(x, spec, labels, mesh=mesh, defaults=defaults)))
 
+    def _whole(self, operands: Sequence[Any]) -> Steps:
+        """The operands of a kernel, which are no trees, with the parts of arrays among them cut out."""
+        whole = []
+        for operand in operands:
+            is_part = isinstance(operand, RemoteSlice)
+            whole.append((yield from self._value(cut_call(operand, self._current()))) if is_part else operand)
+        return whole
+
     def _settled(self, args: tuple[Any, ...]) -> Steps:
-        """The arguments of a call, with the parts of arrays among them cut out."""
+        """The arguments of a function, with the parts of arrays among them cut out."""
         leaves, tree = flatten(args)
-        for number, leaf in enumerate(leaves):
-            if isinstance(leaf, RemoteSlice):
-                leaves[number] = yield from self._value(cut_call(leaf, self._current()))
-        return unflatten(tree, iter(leaves))
+        return unflatten(tree, iter((yield from self._whole(leaves))))
 
     def _get_steps(self, x: Any, out: Any, options: Any) -> Steps:
         sources, tree = flatten(x)

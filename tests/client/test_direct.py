@@ -185,13 +185,13 @@ def test_an_answer_in_front_of_a_reset_is_read() -> None:
 
 
 def test_a_path_that_would_end_the_request_line_is_refused() -> None:
-    from shardserve._exchanges import Question
+    from shardserve._asks import Ask
     from shardserve._patience import Patience
 
     transport = DirectTransport(check_address("http://127.0.0.1:9", None, allow_insecure=False))
     for path in ("/a b", "/a\r\nx: y", "/ä"):
         with pytest.raises(ss.InvalidRequest, match="no path"):
-            transport.send(Question(path, str, None), Patience(None))
+            transport.send(Ask("GET", path, str, None), Patience(None))
 
 
 def test_the_host_and_the_prefix_of_the_address_are_used(raw_server: Any) -> None:

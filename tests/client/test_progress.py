@@ -175,7 +175,7 @@ def test_transfers_at_the_same_time_share_the_line(capsys: pytest.CaptureFixture
 
 def test_a_callback_is_only_called() -> None:
     """Not stopped, though it may have such a method: it may be anything of the caller's."""
-    from shardserve._exchanges import Question
+    from shardserve._asks import Ask
 
     class Callback:
         def __call__(self, progress: ss.Progress) -> None: ...
@@ -183,6 +183,6 @@ def test_a_callback_is_only_called() -> None:
         def stop(self) -> None:
             pytest.fail("nobody asked for that")
 
-    exchange = Question("/v1/info", dict, None)
+    exchange = Ask("GET", "/v1/info", dict, None)
     exchange.progress = Callback()
     exchange.failed()

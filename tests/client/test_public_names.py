@@ -122,7 +122,7 @@ def test_the_async_client_has_the_methods_of_the_client_with_equal_signatures() 
 
 
 def test_what_the_client_sends_the_async_client_awaits() -> None:
-    for name in ("run", "call", "devices", "info", "kernels", "close", "_kernel"):
+    for name in ("run", "call", "devices", "info", "kernels", "close", "_drive"):
         assert inspect.iscoroutinefunction(getattr(ss.AsyncClient, name)), name
         assert not inspect.iscoroutinefunction(getattr(ss.Client, name)), name
 
