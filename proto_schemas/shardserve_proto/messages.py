@@ -389,6 +389,8 @@ def _check_ids(call: CallRequest) -> None:
     for row in (*rows, *kept):
         if row >= known:
             raise ProgramError(f"the call refers to id {row} of {known}")
+    if known > len({*rows, *kept}):
+        raise ProgramError(f"the segment of ids has {known} rows, of which the call uses {len({*rows, *kept})}")
 
 
 def _check_count(field: str, values: tuple[object, ...] | None, expected: int, things: str) -> None:

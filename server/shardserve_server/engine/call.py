@@ -277,17 +277,22 @@ class RunningCall:
     def _keep(self, results: Sequence[tuple[jax.Array, Where, Keep]]) -> tuple[tuple[Kept, ...], bool]:
         """Keep results; whether one of them lies in the call's own segments."""
         kept, adopted = [], False
+        there = {id(stored.array): stored for stored in self.stored if stored is not None}
         uploaded = sum(segment.nbytes for segment in self.segments)
         for array, where, keep in results:
             shared = aliases(array, self.segments)
             # The whole buffer stays with an array that lies in it, so that must be most of it.
             is_most = all(shared) and where.placed.nbytes >= max(ADOPTED_BYTES, ADOPTED_PART * uploaded)
-            owned = own_copy(array) if any(shared) and not is_most else array
+            base = there.get(id(array))  # resident before, or an earlier result of this call
+            if base is not None:
+                owned = base.array
+            else:
+                owned = own_copy(array) if any(shared) and not is_most else array
             key = self.ids[keep.array]
             assert self._reservation is not None  # noqa: S101 - made at the launch
-            base = next((lies for lies in self.stored if lies is not None and lies.array is owned), None)
             stored, is_new = self.around.store.keep(self.owner, key, owned, where, self._reservation, base=base)
             self._kept.append(key)
+            there.setdefault(id(array), stored)
             adopted = adopted or (is_most and is_new)
             kept.append((key, stored.info(), is_new))
         return tuple(kept), adopted

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -45,6 +46,8 @@ from .placement import Placed, Where, is_worth_spreading, open_spec, place
 from .safetensors import open_tensor
 from .store import Store
 from .transfer import padded_block, put_copy
+
+logger = logging.getLogger(__name__)
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MOST_TABLE_BYTES = 2**20
@@ -73,19 +76,39 @@ class Library:
     ledger: Ledger
 
 
-def load_declared(arrays_file: str | None, arrays_root: str | None, library: Library) -> tuple[ArrayInfo, ...]:
+def load_declared(
+    arrays_file: str | None, arrays_root: str | None, library: Library, *, skips_faults: bool = False
+) -> tuple[ArrayInfo, ...]:
     """Read all declared arrays to their devices.
+
+    Arguments:
+        skips_faults: log what is wrong, and go on without it.
 
     Raises:
         InvalidRequest: naming the setting and the entry of the table that is wrong.
     """
     if arrays_file is None:
         return ()
-    with _named("arrays_root"):
-        root = _root(arrays_root)
-    with _named("arrays_file"):
-        table = read_table(Path(arrays_file))
-    return tuple(_load(name, entry, root, library) for name, entry in table.items())
+    found: list[ArrayInfo] = []
+    with _skipping(skips_faults):
+        with _named("arrays_root"):
+            root = _root(arrays_root)
+        with _named("arrays_file"):
+            table = read_table(Path(arrays_file))
+        for name, entry in table.items():
+            with _skipping(skips_faults):
+                found.append(_load(name, entry, root, library))
+    return tuple(found)
+
+
+@contextmanager
+def _skipping(skips_faults: bool) -> Iterator[None]:
+    try:
+        yield
+    except ShardserveError as error:
+        if not skips_faults:
+            raise
+        logger.error("declared array left out: %s", error.message)
 
 
 def read_table(path: Path) -> dict[str, Declaration]:

@@ -58,6 +58,7 @@ class EngineSettings:
         queue_depth: calls that may wait; one more is refused.
         in_flight: launched programs on several devices that may be unfinished; None = 1 on CPU, else 4.
         arrays_file, arrays_root: the table of declared arrays, and the folder of their files.
+        is_restart: an entry that is wrong now was right at the first start: it is left out, and the others are there.
     """
 
     devices: int | None = None
@@ -68,6 +69,7 @@ class EngineSettings:
     in_flight: int | None = None
     arrays_file: str | None = None
     arrays_root: str | None = None
+    is_restart: bool = False
 
 
 def allocate_on_heap(nbytes: int) -> memoryview:
@@ -109,7 +111,8 @@ class Engine:
         """
         library = Library(self._meshes, self._around.store, self._around.ledger)
         try:
-            return load_declared(self._settings.arrays_file, self._settings.arrays_root, library)
+            settings = self._settings
+            return load_declared(settings.arrays_file, settings.arrays_root, library, skips_faults=settings.is_restart)
         except BaseException:
             self.close()
             raise

@@ -54,6 +54,8 @@ def as_npy(reply: EngineReply, beginning: bytes, *, filename: str) -> Download:
         phases = reply_phases(reply, arrived=scope["state"]["arrived"])
         sender = Sender(send, connection_of(scope), total=total)
         try:
+            if reply.stream is not None:
+                await reply.stream.begin()
             await send({"type": "http.response.start", "status": 200, "headers": _headers(total, filename, phases)})
             if reply.stream is None:
                 await sender.send_all([beginning, *reply.segments])

@@ -24,6 +24,7 @@ class FrontProtocol(StagedProtocol):
         self._left_bytes = 0
         self._is_patient = False
         self._fill: asyncio.Future[None] | None = None
+        self._receiver: BulkReceiver | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -69,7 +70,8 @@ class FrontProtocol(StagedProtocol):
         self._fill = self.loop.create_future()
         # uvloop looks at what kind of protocol a connection has when reading starts.
         self.flow.pause_reading()
-        self.transport.set_protocol(BulkReceiver(cast(asyncio.Protocol, self), target, self._count_fill))
+        self._receiver = BulkReceiver(cast(asyncio.Protocol, self), target, self._count_fill)
+        self.transport.set_protocol(self._receiver)
         self._be_patient(len(target) >= 2 * WAKE_BYTES)
         self.flow.resume_reading()
         if self._timed_stage != PAST:
@@ -120,6 +122,9 @@ class FrontProtocol(StagedProtocol):
         fill, self._fill = self._fill, None
         if fill is None:
             return
+        if self._receiver is not None:
+            self._receiver.let_go()
+            self._receiver = None
         if not self.transport.is_closing():
             self._be_patient(False)
             self.flow.pause_reading()  # until the route wants more

@@ -41,6 +41,10 @@ class BulkReceiver(asyncio.BufferedProtocol):
         self.pause_writing = home.pause_writing  # type: ignore[method-assign]
         self.resume_writing = home.resume_writing  # type: ignore[method-assign]
 
+    def let_go(self) -> None:
+        """The piece is full, or given up: an event loop that remembers this receiver must not keep its memory."""
+        self._left = memoryview(bytearray())
+
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - what is left is what is wanted
         return self._left[:READ_BYTES]
 

@@ -127,7 +127,6 @@ class BufferPool:
         self._adopted: dict[int, set[Hashable]] = {}  # leases that arrays pay for, and who holds them for these
         self._spare: dict[int, list[SharedBuffer]] = {}
         self._spare_bytes = 0
-        self._populator = Background()
         self._spare_maker = Background()
         self._closer = Background()
         self._is_closed = False
@@ -172,9 +171,6 @@ class BufferPool:
         lease = Lease(next(self._numbers), spare or self._new(capacity), nbytes, holder, self)
         self._leases[lease.number] = lease
         self._leased_bytes += capacity
-        if spare is None and capacity >= POPULATED_BYTES:
-            view = lease.view
-            self._populator.submit(lambda: populate(view, should_stop=lambda: lease.is_over))
         return lease
 
     def find(self, number: int) -> Lease | None:
@@ -234,7 +230,6 @@ class BufferPool:
     def close(self) -> None:
         """Give all spare memory back; buffers under a lease follow as their leases end."""
         self._spare_limit_bytes = 0
-        self._populator.stop()
         self._spare_maker.stop()
         self._collect()
         self._is_closed = True

@@ -15,6 +15,7 @@ from typing import cast
 
 import msgpack
 
+from shardserve_proto.errors import TooLarge
 from shardserve_proto.frames import Buffer
 
 from .messages import Message, from_fields, to_fields
@@ -31,9 +32,16 @@ class BrokenLink(ConnectionError):
 
 
 def encode(message: Message, payload: Sequence[Buffer] = ()) -> bytes:
-    """A message and its payload as one piece; payloads are small, so that a copy costs less than a second write."""
+    """A message and its payload as one piece; payloads are small, so that a copy costs less than a second write.
+
+    Raises:
+        TooLarge: the other end would take it for a broken stream.
+    """
     packed = msgpack.packb(to_fields(message), use_bin_type=True)
     payload_bytes = sum(len(part) for part in payload)
+    if len(packed) > MESSAGE_LIMIT_BYTES or payload_bytes > PAYLOAD_LIMIT_BYTES:
+        # Refused here, it fails one call; at the other end it would end the link, and the engine with it.
+        raise TooLarge(f"a message of {len(packed)} and {payload_bytes} bytes is too large for the engine's link")
     return b"".join((PREFIX.pack(len(packed), payload_bytes), packed, *payload))
 
 

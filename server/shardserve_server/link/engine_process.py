@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import os
 import socket
@@ -58,10 +59,13 @@ class EngineCommand:
     program: Sequence[str] = ENGINE_PROGRAM
     start_timeout_s: float = 180.0
 
-    def spawn(self, messages: socket.socket, descriptors: socket.socket) -> subprocess.Popen[bytes]:
+    def spawn(
+        self, messages: socket.socket, descriptors: socket.socket, *, is_restart: bool = False
+    ) -> subprocess.Popen[bytes]:
         """Start the process with its ends of both sockets; never a fork of this one, whose threads would not follow."""
         ends = (messages.fileno(), descriptors.fileno())
-        argv = [sys.executable, *self.program, self.settings, *map(str, ends), str(os.getpid())]
+        settings = json.dumps(json.loads(self.settings) | {"is_restart": is_restart})
+        argv = [sys.executable, *self.program, settings, *map(str, ends), str(os.getpid())]
         return subprocess.Popen(  # noqa: S603 - our own interpreter and program
             argv,
             env=dict(self.environment),
@@ -128,7 +132,7 @@ class EngineProcess:
         )
         with message_ends[1], descriptor_ends[1]:
             try:
-                process = self._command.spawn(message_ends[1], descriptor_ends[1])
+                process = self._command.spawn(message_ends[1], descriptor_ends[1], is_restart=self.starts > 1)
             except OSError:
                 message_ends[0].close()
                 connection.return_buffers()

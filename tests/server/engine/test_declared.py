@@ -296,3 +296,15 @@ def test_a_file_that_is_no_safetensors_file_is_refused(tmp_path: Path, raw: byte
     (tmp_path / "m.safetensors").write_bytes(raw)
     with pytest.raises(InvalidRequest, match="no safetensors file"):
         open_tensor(tmp_path / "m.safetensors", "w")
+
+
+def test_what_went_wrong_with_a_file_takes_no_other_array_down_at_a_restart(tmp_path: Path) -> None:
+    """At the first start a fault stops it; later the operator's other arrays, and all pinned ones, are needed."""
+    np.save(tmp_path / "a.npy", np.arange(3.0))
+    table = '[gone]\nfile = "gone.npy"\n[there]\nfile = "a.npy"\n'
+    with started(tmp_path, table, is_restart=True) as engine:
+        (info,) = engine.info().declared
+        assert info.name == "there"
+        assert fetched(engine, info).tolist() == [0, 1, 2]
+    with started(tmp_path, "no table", is_restart=True) as engine:
+        assert engine.info().declared == ()

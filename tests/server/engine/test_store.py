@@ -429,6 +429,17 @@ def test_another_name_of_an_array_takes_no_memory_and_keeps_the_first_one(small:
     assert _settled(small)["resident_bytes"] == 0
 
 
+@pytest.mark.parametrize("count", [1000, 75_000])
+def test_one_array_that_a_call_keeps_many_times_is_counted_once(small: Engine, count: int) -> None:
+    before = _settled(small)["resident_bytes"]
+    keys = [secrets.token_bytes(16) for _ in range(50)]
+    run(small, Program(inputs=1, outputs=(0,) * 50), np.ones(count), keep=keys)
+    assert _settled(small)["resident_bytes"] - before == 8 * count
+    assert get(small, Handle(keys[-1])).sum() == count
+    small.delete("", keys)
+    assert _settled(small)["resident_bytes"] == before
+
+
 @pytest.mark.parametrize("shape", [(9, 0), (0, 9), (8, 16, 0)])
 def test_what_is_empty_moves_too(engine: Engine, shape: tuple[int, ...]) -> None:
     handle = put(engine, np.zeros(shape), mesh=(("a", 3),), out_shardings=(("a",),))

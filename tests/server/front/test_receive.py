@@ -10,6 +10,7 @@ import ssl
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -298,3 +299,18 @@ def test_an_upload_that_breaks_off_gives_its_memory_back_without_the_collector(p
             eventually(lambda: memory_files() == before, within_s=3)
         finally:
             gc.enable()
+
+
+def test_an_idle_connection_keeps_no_memory_of_the_body_that_it_brought(front: Served) -> None:
+    """uvloop remembers the last buffered protocol of a connection, and that one its buffer."""
+    if front.settings.event_loop != "uvloop":
+        pytest.skip("asyncio remembers nothing")
+    x = np.zeros(8 * MIB, np.uint8)
+    body = frame("identity", x)
+    with socket.create_connection(("127.0.0.1", front.port), timeout=20) as stream:
+        stream.sendall(post_head("/v1/call", len(body)) + body)
+        assert read_answer(stream).status == 200
+        views = [weakref.ref(buffer.view.obj) for spare in front.pool._spare.values() for buffer in spare]
+        assert any(view() is not None for view in views)
+        front.pool._trim(0)
+        eventually(lambda: gc.collect() >= 0 and all(view() is None for view in views))

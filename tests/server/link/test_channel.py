@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardserve_proto.errors import BY_CODE, InternalError, OutOfMemory
+from shardserve_proto.errors import BY_CODE, InternalError, OutOfMemory, TooLarge
 from shardserve_server.link.channel import PREFIX, BrokenLink, LoopChannel, StreamDecoder, ThreadChannel, encode
 from shardserve_server.link.messages import (
     Call,
     Cancel,
+    Delete,
     Denied,
     Failed,
     Forget,
@@ -173,3 +174,9 @@ def test_an_error_crosses_the_link_whole(code: str) -> None:
 
 def test_an_unknown_error_is_internal() -> None:
     assert type(error_from_wire({"code": "nonsense", "message": "m"})) is InternalError
+
+
+def test_a_message_that_the_other_end_would_not_take_is_refused_here() -> None:
+    """It fails one call; sent, it would end the link and the engine with it."""
+    with pytest.raises(TooLarge):
+        encode(Delete("owner", (b"i" * 16,) * 1_200_000))

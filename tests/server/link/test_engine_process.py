@@ -198,12 +198,12 @@ def test_a_host_that_has_no_room_for_the_next_process_is_asked_again(monkeypatch
     refusals = 3
     spawn = EngineCommand.spawn
 
-    def scarce(command: EngineCommand, *ends: Any) -> subprocess.Popen[bytes]:
+    def scarce(command: EngineCommand, *ends: Any, **options: Any) -> subprocess.Popen[bytes]:
         nonlocal refusals
         if refusals:
             refusals -= 1
             raise OSError(errno.EMFILE, "Too many open files")
-        return spawn(command, *ends)
+        return spawn(command, *ends, **options)
 
     async def check() -> None:
         async with engine_process(make_pool()) as process:
