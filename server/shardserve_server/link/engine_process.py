@@ -244,11 +244,13 @@ class EngineProcess:
         self._log.info("engine ready", pid=self.pid, start_s=round(self._start_s, 3), devices=len(info.devices))
 
     def _on_refused(self, error: ShardserveError) -> None:
-        self._deaths.clear()
+        if self.starts > 1:  # the settings were good once: what they refer to has changed, and may change back
+            self._log.error("engine refused its settings at a restart", reason=error.message)
+            return
         self._is_stopping = True  # the same settings would be refused again
         self._enter("down", f"the engine cannot start with these settings: {error.message}")
         self._log.error("engine refused its settings", reason=error.message)
-        if self.starts == 1 and self.on_first_refusal is not None:
+        if self.on_first_refusal is not None:
             self.on_first_refusal(error.message)
 
     def _on_link_end(self, connection: EngineConnection) -> None:
