@@ -118,6 +118,7 @@ def test_put_takes_what_numpy_takes_for_an_array(raw_server: Any) -> None:
         ({"name": "9lives"}, "an array's name is a letter"),
         ({"name": "ab" * 16}, "32 hex digits are an id"),
         ({"name": 3}, "one label"),
+        ({"replace": True}, "replace moves a name, and none is given"),
     ],
 )
 def test_what_no_array_can_have_is_refused_here(nobody: ss.Client, keywords: Any, message: str) -> None:
