@@ -177,7 +177,7 @@ def kill_and_ask(tmp_path: Path, x: Array) -> list[str]:
         gone = server.request("GET", f"/v1/arrays/{lost['id']}")
         assert (gone.status, gone.code) == (410, "expired")
         assert "lost when the engine died" in gone.json["error"]["message"]
-        assert server.request("GET", "/v1/arrays/lost").status == 404
+        assert server.request("GET", "/v1/arrays/lost").status == 410
         names = {info["name"] for info in server.request("GET", "/v1/arrays").json}
         assert names == {"pinned", "vectors"}
         assert server.request("GET", "/v1/arrays/pinned/info").json["spec"] == ["devices"]

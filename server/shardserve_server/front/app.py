@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,6 +15,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from shardserve_proto.errors import InvalidRequest
+from shardserve_proto.programs import plain
 
 from ..link.buffers import BufferPool
 from ..link.engine_process import EngineCommand, EngineProcess, engine_environment
@@ -32,6 +34,7 @@ from .services import Services
 
 #: A new lease may end before the next one that is known of, so the sweep never sleeps longer.
 SWEEP_S = 1.0
+ROUTERS = (health.router, kernels.router, array_routes.router)
 
 
 class FrontApp(FastAPI):
@@ -83,9 +86,8 @@ def create_app(
     endpoint = CallEndpoint(calls, body_bytes=settings.body_bytes)
     app.hot = ErrorBoundary(Gate(endpoint, keys))
     app.router.add_route(PATH, endpoint, methods=["POST"])  # type: ignore[arg-type]
-    app.include_router(health.router)
-    app.include_router(kernels.router)
-    app.include_router(array_routes.router)
+    for router in ROUTERS:
+        app.include_router(router)
     describe(app)
     return app
 
@@ -108,7 +110,8 @@ def make_engine(settings: Settings, pool: BufferPool) -> EngineProcess:
 
 
 async def _take_back(started: Runs, engine: EngineLink, arrays: Arrays, pins: Pins) -> None:
-    """Before a new life of the engine is ready: it has read the declared arrays, and gets the pinned ones."""
+    """Before a new life of the engine is ready: it has read the declared arrays and gets the pinned ones back."""
+    arrays.drop_lost()
     arrays.declare(engine.info.declared if engine.info is not None else ())
     await pins.restore(started, arrays)
 
@@ -138,11 +141,12 @@ def _lifespan(services: Services):  # type: ignore[no-untyped-def]
 async def _refused(request: Request, error: Exception) -> Response:
     """Raised again as an error with a name, so that all of them leave by the outermost middleware."""
     assert isinstance(error, HTTPException)  # noqa: S101 - the class that it is registered for
-    raise error_of_refusal(error, method=request.method, path=request.url.path) from None
+    routes = itertools.chain(request.app.routes, *(router.routes for router in ROUTERS))
+    raise error_of_refusal(error, scope=request.scope, routes=routes) from None
 
 
 async def _invalid(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)  # noqa: S101 - the class that it is registered for
     first = error.errors()[0]
     place = ".".join(map(str, first["loc"]))[:200]
-    raise InvalidRequest(f"{place}: {first['msg']}") from None
+    raise InvalidRequest(f"{place}: {plain(first['msg'])}") from None

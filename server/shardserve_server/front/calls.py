@@ -30,12 +30,13 @@ from ..link.buffers import BufferPool
 from ..link.stream import ReplyStream
 from ..link.transfer import CallOptions, EngineLink, EngineReply, Upload
 from ..settings import Settings
-from .arrays import Arrays, Record
+from .arrays import Arrays
 from .body import BodyReader, ClientGone
 from .connection import connection_of
 from .direct import direct_outputs, direct_reply
 from .holders import told_to
 from .pins import HostCopy, Pins, copied_segments
+from .record import Record
 from .sending import Sender
 from .telemetry import server_timing
 
@@ -210,21 +211,19 @@ class Calls:
 
     async def _keep(self, owner: str, head: CallHead, header: bytes, upload: Upload, reply: EngineReply) -> None:
         """Enter the arrays that the engine kept into the registry: all of them, or none."""
-        added: list[Record] = []
+        kept: list[tuple[Record, Keep]] = []
         try:
             for (keep, segment), (key, info, is_new) in zip(head.kept, reply.stored, strict=True):
                 record = self.arrays.add(owner, key, keep, info, header)
-                if not is_new:
-                    continue  # a repeat of the call that made it
-                added.append(record)
-                if reply.adopted and segment is not None and upload.lease is not None:
+                kept.append((record, keep))
+                if is_new and reply.adopted and segment is not None and upload.lease is not None:
                     record.shared = HostCopy(*upload.segments[segment], upload.lease)
-                if keep.pinned:
-                    self._pins.check_room(self.arrays, info["nbytes"])
-                    self.arrays.pin(record, await self._pins.copy(self.engine, record, upload, segment))
+                if record.pinned:
+                    await self._pins.pin(self.engine, self.arrays, record, upload=upload, segment=segment)
+            self.arrays.settle(kept)
         except BaseException:
             reply.release()
-            self.arrays.withdraw(added)
+            self.arrays.withdraw(record for record, _ in kept)
             self.engine.delete(owner, [key for key, *_ in reply.stored], undo=True)
             raise
 
@@ -273,6 +272,8 @@ async def send_reply(reply: EngineReply, *, scope: Scope, send: Send) -> None:
     ]
     sender = Sender(send, connection_of(scope), total=layout.total)
     try:
+        if reply.stream is not None:
+            await reply.stream.begin()
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         if reply.stream is not None:
             await _send_stream(reply, reply.stream, layout, sender)

@@ -13,7 +13,7 @@ from shardserve_proto.frames import encode_header
 from shardserve_proto.messages import ArrayArgument, CallReply, CallRequest, PlacementReport, Precision, Report, Segment
 
 from ..link.transfer import EngineReply
-from .arrays import Record
+from .record import Record
 
 
 def direct_outputs(call: CallRequest) -> tuple[int, ...] | None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterable
 
 from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shardserve_proto.errors import InvalidRequest, MethodNotAllowed, NotFound, ShardserveError
@@ -90,12 +92,18 @@ async def send_error(error: ShardserveError, send: Send, *, close: bool) -> None
     await send({"type": "http.response.body", "body": body})
 
 
-def error_of_refusal(refusal: HTTPException, *, method: str, path: str) -> ShardserveError:
-    """What FastAPI's own refusals become."""
+def error_of_refusal(refusal: HTTPException, *, scope: Scope, routes: Iterable[BaseRoute]) -> ShardserveError:
+    """What FastAPI's own refusals become.
+
+    Arguments:
+        routes: all that there are: a path may have several, each with methods of its own.
+    """
+    method, path = scope["method"], scope["path"]
     if refusal.status_code == 404:
         return NotFound(f"there is no route {path[:200]!r}; /openapi.json lists the routes")
     if refusal.status_code == 405:
-        allowed = (refusal.headers or {}).get("Allow", "")
+        matching = [route for route in routes if isinstance(route, Route) and route.matches(scope)[0] != Match.NONE]
+        allowed = ", ".join(sorted({name for route in matching for name in route.methods or ()}))
         return MethodNotAllowed(
             f"the route {path[:200]!r} has no method {method[:20]}; it has {allowed}", details={"allowed": allowed}
         )

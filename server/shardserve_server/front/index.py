@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from shardserve_proto.errors import InvalidRequest, ShapeError
 from shardserve_proto.limits import LIMITS
 
-_NUMBER = r"[+-]?[0-9]{1,18}"
+_NUMBER = r"[+-]?[0-9]+"
 _INT = re.compile(_NUMBER)
 _SLICE = re.compile(rf"({_NUMBER})?:({_NUMBER})?(?::({_NUMBER})?)?")
 #: A text of this length holds as many entries as an array has dimensions.
@@ -91,7 +91,11 @@ def _fill(entries: list[Entry | None], shape: Sequence[int]) -> list[Entry]:
 
 def _range(entry: Entry, size: int, dimension: int) -> tuple[int, int, int]:
     if isinstance(entry, slice):
-        return entry.indices(size)
+        start, stop, step = entry.indices(size)
+        most = max(1, size)  # a longer step takes the first position as well, but has no limit
+        return start, stop, max(-most, min(step, most))
     if not -size <= entry < size:
-        raise ShapeError(f"position {entry} is out of bounds for dimension {dimension}, which has the size {size}")
+        raise ShapeError(
+            f"position {str(entry)[:24]} is out of bounds for dimension {dimension}, which has the size {size}"
+        )
     return entry % size, entry % size + 1, 1

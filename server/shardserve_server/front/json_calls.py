@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import math
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from shardserve_proto.dtypes import name_of, to_wire_order
-from shardserve_proto.errors import InvalidRequest, NotFound, nearest
+from shardserve_proto.errors import InvalidRequest, nearest
 from shardserve_proto.frames import encode_header
 from shardserve_proto.limits import LIMITS
 from shardserve_proto.messages import HEX_ID, ID_BYTES, CallRequest
@@ -25,7 +26,6 @@ _PLAIN_FIELDS = ("precision", "timeout_s")
 FIELDS = ("arguments", "params", "mesh", *_MAPPING_FIELDS, "in_shardings", "out_shardings", *_PLAIN_FIELDS, "keep")
 _KEEP_FIELDS = ("id", "name", "replace", "ttl_s", "pinned")
 Argument = Array | Number | Resident
-Resolve = Callable[[str], bytes]
 
 
 @dataclass(frozen=True)
@@ -41,15 +41,20 @@ class JsonCall:
     kept: bytes | None = None
 
 
-def _no_arrays(text: str) -> bytes:
-    raise NotFound(f"there is no array {text[:64]!r}")
+def residents(body: Any) -> list[str]:
+    """The resident arrays that a body names, each once; whether it is a call is seen later."""
+    given = body.get("arguments") if isinstance(body, dict) else None
+    if not isinstance(given, list):
+        return []
+    named = [value["array"] for value in given if isinstance(value, dict) and set(value) == {"array"}]
+    return list(dict.fromkeys(text for text in named if isinstance(text, str)))
 
 
-def read_call(kernel: str, body: Any, resolve: Resolve = _no_arrays) -> JsonCall:
+def read_call(kernel: str, body: Any, known: Mapping[str, bytes]) -> JsonCall:
     """Read the body of `POST /v1/kernels/{name}`.
 
     Arguments:
-        resolve: gives the id of a resident array by its id or name.
+        known: the ids of the resident arrays that it names.
 
     Raises:
         ShardserveError: naming the field that is wrong.
@@ -64,7 +69,7 @@ def read_call(kernel: str, body: Any, resolve: Resolve = _no_arrays) -> JsonCall
         raise InvalidRequest(f"{len(given)} arguments are given, at most {LIMITS.segments} are allowed")
     arguments = [read_argument(value, f"argument {index}") for index, value in enumerate(given)]
     keep, kept = _keep(body.get("keep"))
-    ids = [resolve(argument.text) for argument in arguments if isinstance(argument, Resident)]
+    ids = [known[argument.text] for argument in arguments if isinstance(argument, Resident)]
     arrays = [to_wire_order(argument) for argument in arguments if isinstance(argument, np.ndarray)]
     wire = _program(kernel, arguments, _object(body.get("params") or {}, "params")) | _options(body, arguments)
     if keep is not None and kept is not None:
@@ -96,9 +101,9 @@ def _program(kernel: str, arguments: Sequence[Argument], params: Mapping[str, An
 
 def _keep(value: Any) -> tuple[dict[str, Any] | None, bytes | None]:
     """What to keep of the result, and its id: the caller's own, or a random one."""
-    if value is None or value is False:
+    if value is None:
         return None, None
-    wanted = dict(_object({} if value is True else value, "keep"))
+    wanted = dict(_object(value, "keep"))
     for field in wanted:
         if field not in _KEEP_FIELDS:
             raise InvalidRequest(f"keep: unknown field {field[:64]!r}{nearest(field[:64], _KEEP_FIELDS)}")
@@ -111,9 +116,13 @@ def _keep(value: Any) -> tuple[dict[str, Any] | None, bytes | None]:
 
 
 def as_seconds(value: Any) -> Any:
-    """JSON has one kind of numbers; the messages want a float."""
-    is_whole = isinstance(value, int) and not isinstance(value, bool)
-    return float(max(-1, min(value, 2**53))) if is_whole else value  # no lease is that long
+    """JSON has one kind of numbers; the messages want a float, and refuse what is not finite."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        return value
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def _options(body: Mapping[str, Any], arguments: Sequence[Argument]) -> dict[str, Any]:

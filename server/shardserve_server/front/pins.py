@@ -20,7 +20,8 @@ from ..link.buffers import BufferPool, Lease
 from ..link.transfer import CallOptions, EngineReply, Upload
 
 if TYPE_CHECKING:
-    from .arrays import Arrays, Record
+    from .arrays import Arrays
+    from .record import Record
 
 PINNED = "pinned"
 #: A buffer is kept for an array that is so much of it; another one is copied out.
@@ -86,7 +87,7 @@ class Pins:
         Raises:
             OutOfMemory: with what is needed and what is free.
         """
-        free = self._limit_bytes - pinned_bytes(arrays)
+        free = self._limit_bytes - arrays.pinned_bytes
         if nbytes > free:
             raise OutOfMemory(
                 f"a host copy of {nbytes} bytes has no room: {max(0, free)} of {self._limit_bytes} bytes for pinned "
@@ -94,13 +95,33 @@ class Pins:
                 details={"needed_bytes": nbytes, "free_bytes": max(0, free)},
             )
 
-    async def copy(self, engine: Runs, record: Record, upload: Upload, segment: int | None) -> HostCopy:
-        """A copy of an array that a call has just kept.
+    async def pin(
+        self, engine: Runs, arrays: Arrays, record: Record, *, upload: Upload | None = None, segment: int | None = None
+    ) -> None:
+        """Make the host copy of an array that has none; the array may go meanwhile, and the room too.
 
         Arguments:
-            segment: of the upload, when the array is a copy of it.
+            upload: of the call that made the array; segment is its part that the array is a copy of, if there is one.
+
+        Raises:
+            OutOfMemory: host memory has no room, before or after the copy was made.
+            Expired, NotFound: the array went meanwhile.
+            ShardserveError: what the engine or the pool says.
         """
-        return await self.fetch(engine, record) if segment is None else await self._of_upload(upload, segment)
+        if record.copy is not None:
+            return
+        self.check_room(arrays, record.info["nbytes"])
+        if upload is None or segment is None:
+            copy = await self._fetch(engine, record)
+        else:
+            copy = await self._of_upload(upload, segment)
+        try:
+            if record.copy is None:  # else another call was faster
+                self.check_room(arrays, copy.nbytes)
+                arrays.pin(record, copy)
+        finally:
+            if record.copy is not copy:
+                copy.release()
 
     async def _of_upload(self, upload: Upload, segment: int) -> HostCopy:
         """The copy that an upload is already: its buffer is kept and not written again, if that is most of it."""
@@ -122,7 +143,7 @@ class Pins:
         self._pool.adopt(lease, PINNED)
         return HostCopy(offset, nbytes, lease)
 
-    async def fetch(self, engine: Runs, record: Record) -> HostCopy:
+    async def _fetch(self, engine: Runs, record: Record) -> HostCopy:
         """A copy of an array that is on the devices alone.
 
         Raises:
@@ -177,11 +198,6 @@ class Pins:
         reply.release()
         ((_, info, _),) = reply.stored
         return info
-
-
-def pinned_bytes(arrays: Arrays) -> int:
-    """Host memory of all pinned arrays."""
-    return sum(record.copy.nbytes for record in arrays if record.copy is not None)
 
 
 def _ids_segment() -> Segment:

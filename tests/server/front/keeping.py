@@ -1,25 +1,29 @@
-"""An engine in the front's loop that keeps arrays as the real one does: by owner and id, looked up at once."""
+"""An engine in the front's loop that keeps arrays as the real one does, by owner and id; and requests to its front."""
 
 from __future__ import annotations
 
 import asyncio
+import io
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 
 from shardserve_proto.dtypes import dtype_named, name_of
-from shardserve_proto.errors import Expired, OutOfMemory
+from shardserve_proto.errors import Expired, NameTaken, OutOfMemory
 from shardserve_proto.frames import decode_header
-from shardserve_proto.messages import ArrayArgument, CallRequest, SegmentArgument
+from shardserve_proto.messages import ArrayArgument, ArrayInfo, CallRequest, SegmentArgument
 from shardserve_proto.programs import Constant, Step, validate
 from shardserve_server.link.messages import DECLARED
 from shardserve_server.link.transfer import CallOptions, EngineReply, Upload
 from tests.calls import Array
 
-from .serving import FakeEngine
+from .serving import Answer, FakeEngine, Served
 
+NPY = {"Content-Type": "application/x-npy"}
 Key = tuple[str, bytes]
 
 
@@ -41,21 +45,34 @@ class KeepingEngine(FakeEngine):
     """Moves, keeps, slices and reshapes arrays.
 
     Attributes:
-        arrays: what it holds.
+        arrays: what it holds; keepers says how many calls have kept each.
         freed_twice: deletions of what was not there.
         delay_s: of each call, after its arrays were looked up.
         full: the error of the next calls.
     """
 
     arrays: dict[Key, Array] = field(default_factory=dict)
+    keepers: dict[Key, int] = field(default_factory=dict)
     freed_twice: list[Key] = field(default_factory=list)
     delay_s: float = 0.0
     full: OutOfMemory | None = None
 
-    def delete(self, owner: str, ids: Sequence[bytes], *, undo: bool = False) -> None:  # noqa: ARG002
-        for key in ids:
-            if self.arrays.pop((owner, key), None) is None:
-                self.freed_twice.append((owner, key))
+    def delete(self, owner: str, ids: Sequence[bytes], *, undo: bool = False) -> None:
+        for key in ((owner, key) for key in ids):
+            if undo:
+                self.keepers[key] = self.keepers.get(key, 0) - 1
+                if self.keepers[key]:
+                    continue
+            elif key not in self.arrays:
+                self.freed_twice.append(key)
+            self.arrays.pop(key, None)
+            self.keepers.pop(key, None)
+
+    def die(self) -> None:
+        """A new life begins, which has nothing."""
+        self.starts += 1
+        self.arrays.clear()
+        self.keepers.clear()
 
     async def memory(self) -> dict[str, Any]:
         holders = [
@@ -106,10 +123,12 @@ class KeepingEngine(FakeEngine):
             if keep is None:
                 data.append(array)
                 continue
-            key = options.ids[keep.array]
-            is_new = (options.owner, key) not in self.arrays
-            self.arrays.setdefault((options.owner, key), array.copy())
-            stored.append((key, info_of(array), is_new))
+            key = options.owner, options.ids[keep.array]
+            is_new = key not in self.arrays
+            if self.arrays.setdefault(key, array.copy()).tobytes() != array.tobytes():
+                raise NameTaken(f"the id {key[1].hex()} is that of another array")
+            self.keepers[key] = self.keepers.get(key, 0) + 1
+            stored.append((key[1], info_of(array), is_new))
         described = [{"dtype": name_of(a.dtype), "shape": a.shape, "nbytes": a.nbytes} for a in data]
         reply = self._reply(described, [array.tobytes() for array in data])
         return EngineReply(reply.header, reply.segments, reply.engine_s, stored=tuple(stored), _release=reply._release)
@@ -128,3 +147,46 @@ def _run(step: Step, operands: list[Array]) -> Array:
             shape: Any = step.params["shape"]
             return x.reshape(shape)
     raise AssertionError(step.kernel)
+
+
+def npy(array: Array) -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, array)
+    return stream.getvalue()
+
+
+def load(answer: Answer) -> Array:
+    assert answer.status == 200, answer.body[:300]
+    assert answer.headers["content-type"] == "application/x-npy"
+    loaded: Array = np.load(io.BytesIO(answer.body), allow_pickle=False)
+    return loaded
+
+
+class Keeping:
+    """A front whose engine keeps arrays, and requests to it."""
+
+    def __init__(self, served: Served, *, key: str | None = None) -> None:
+        self.served = served
+        self.headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+
+    @property
+    def engine(self) -> KeepingEngine:
+        assert isinstance(self.served.engine, KeepingEngine)
+        return self.served.engine
+
+    def ask(self, method: str, path: str, body: bytes | None = None, **headers: str) -> Answer:
+        return self.served.request(method, path, body=body, headers=self.headers | headers)
+
+    def put(self, array: Array, **query: Any) -> dict[str, Any]:
+        answer = self.try_put(array, **query)
+        assert answer.status == 201, answer.body
+        ArrayInfo.model_validate(answer.json, strict=False)
+        found: dict[str, Any] = answer.json
+        return found
+
+    def try_put(self, array: Array, **query: Any) -> Answer:
+        text = "&".join(f"{name}={quote(str(value))}" for name, value in query.items())
+        return self.ask("POST", f"/v1/arrays?{text}", npy(array), **NPY)
+
+    def json(self, method: str, path: str, body: Any) -> Answer:
+        return self.ask(method, path, json.dumps(body).encode(), **{"Content-Type": "application/json"})

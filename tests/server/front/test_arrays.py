@@ -4,73 +4,24 @@ from __future__ import annotations
 
 import random
 import resource
-import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable
 
-import numpy as np
 import pytest
 
 from shardserve_proto.errors import Expired, Forbidden, NameTaken, NotFound, QuotaExceeded
 from shardserve_proto.messages import ArrayInfo, Keep
 from shardserve_server.front import arrays as module
-from shardserve_server.front.arrays import REPLACED_TTL_S, STALE_ENDS, Arrays, Record
+from shardserve_server.front.arrays import QUOTA_RETRY_S, REPLACED_TTL_S
+from shardserve_server.front.leases import STALE_ENDS
 from shardserve_server.front.pins import HostCopy
+from shardserve_server.front.record import Record
 
-from .keeping import info_of
-
-INFO = info_of(np.zeros(4))
-
-
-@dataclass
-class Clock:
-    now: float = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@dataclass
-class Devices:
-    """What the registry has told the engine to forget."""
-
-    starts: int = 1
-    held: set[tuple[str, bytes]] = field(default_factory=set)
-    freed_twice: int = 0
-    messages: int = 0
-
-    def delete(self, owner: str, ids: Sequence[bytes]) -> None:
-        self.messages += 1
-        for key in ids:
-            self.freed_twice += (owner, key) not in self.held
-            self.held.discard((owner, key))
-
-
-@dataclass
-class Registry:
-    """A registry with a clock and devices of the test's own."""
-
-    clock: Clock
-    devices: Devices
-    arrays: Arrays
-
-    def put(self, owner: str = "a", key: bytes | None = None, **keep: Any) -> Record:
-        key = key or secrets.token_bytes(16)
-        wanted = Keep(array=0, **keep)
-        self.arrays.check_new(owner, [(key, wanted)], b"header")
-        self.devices.held.add((owner, key))
-        return self.arrays.add(owner, key, wanted, dict(INFO), b"header")
+from .registry import INFO, Registry, make
 
 
 @pytest.fixture
 def registry() -> Registry:
     return make()
-
-
-def make(*, most: int = 10_000, ttl_s: float = 60.0) -> Registry:
-    clock, devices = Clock(), Devices()
-    return Registry(clock, devices, Arrays(devices, ttl_s=ttl_s, most=most, clock=clock))
 
 
 def declared(name: str, key: bytes = b"d" * 16) -> ArrayInfo:
@@ -150,7 +101,7 @@ def test_a_lease_that_is_renewed_for_ever_costs_no_memory(registry: Registry) ->
     record = registry.put()
     for _ in range(10 * STALE_ENDS):
         registry.arrays.renew(record, 3600.0)
-    assert len(registry.arrays._ends) <= STALE_ENDS + 2
+    assert len(registry.arrays._leases) <= STALE_ENDS + 2
 
 
 def test_a_pinned_array_has_no_lease_until_it_is_renewed(registry: Registry) -> None:
@@ -306,7 +257,7 @@ def test_a_declared_array_belongs_to_everybody_and_to_nobody(registry: Registry)
         assert registry.arrays.at(owner, record.id.hex()) is record
         assert registry.arrays.listing(owner) == [record]
         assert registry.arrays.delete(owner, [record.id]) == 0
-        assert registry.arrays.count(owner) == 0
+        assert registry.arrays.owned(owner) == []
     with pytest.raises(Forbidden, match="declared"):
         registry.put(name="catalogue", replace=True)
 
@@ -322,3 +273,68 @@ def test_a_declared_array_survives_deaths_and_one_that_left_the_table_is_gone(re
         registry.arrays.at("a", "goes")
     registry.arrays.declare([declared("goes", b"g" * 16)])
     registry.arrays.find("a", b"g" * 16)
+
+
+# --- quotas and the cost of other owners -----------------------------------------------------------------------------
+
+
+def test_a_full_quota_tells_when_the_next_lease_ends_and_a_minute_at_most() -> None:
+    registry = make(most=2)
+    for ttl_s, clock_s, told in ((1000.0, 0.0, QUOTA_RETRY_S), (30.5, 10.0, 21.0), (30.5, 30.2, 1.0)):
+        first = registry.put(ttl_s=ttl_s)
+        registry.put(pinned=True, key=b"p" * 16)
+        registry.clock.now += clock_s
+        with pytest.raises(QuotaExceeded) as caught:
+            registry.put()
+        assert caught.value.retry_after_s == told
+        registry.arrays.delete("a", [first.id])
+        registry.clock.now = 1000.0
+    registry.put(pinned=True)
+    with pytest.raises(QuotaExceeded) as caught:
+        registry.put()
+    assert caught.value.retry_after_s == QUOTA_RETRY_S, "no lease ends at all"
+
+
+def test_what_an_engine_took_with_it_counts_for_no_quota() -> None:
+    """D7."""
+    registry = make(most=2)
+    lost = [registry.put(name=name) for name in ("x", "y")]
+    registry.devices.starts += 1
+    registry.arrays.drop_lost()
+    assert (len(registry.arrays), registry.arrays.owned("a"), registry.devices.messages) == (0, [], 0)
+    registry.put()
+    registry.put(name="x")
+    with pytest.raises(Expired, match="lost when the engine died"):
+        registry.arrays.find("a", lost[0].id)
+
+
+def test_the_arrays_of_others_cost_an_owner_nothing(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(1000):
+        registry.put("b", name=f"catalogue{number}")
+    mine = registry.put("a", name="mine")
+    looked, is_live = [], registry.arrays._is_live
+
+    def look(record: Record) -> bool:
+        looked.append(record)
+        return is_live(record)
+
+    monkeypatch.setattr(registry.arrays, "_is_live", look)
+    assert registry.arrays.listing("a") == registry.arrays.owned("a") == [mine]
+    with pytest.raises(NotFound, match="'catalogue'$"):
+        registry.arrays.named("a", "catalogue")
+    assert set(looked) == {mine}
+
+
+def test_a_wrong_name_is_compared_with_a_few_of_many(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(2000):
+        registry.put(name=f"catalogue{number}")
+    compared: list[str] = []
+
+    def compare(_: str, known: Iterable[str]) -> str:
+        compared.extend(known)
+        return ""
+
+    monkeypatch.setattr(module, "nearest", compare)
+    with pytest.raises(NotFound):
+        registry.arrays.named("a", "catalogue")
+    assert len(compared) == module.COMPARED_NAMES == 200

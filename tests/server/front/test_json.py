@@ -148,7 +148,7 @@ def test_any_array_survives_the_way_out_and_in_again(drawn: tuple[str, Any]) -> 
 
 
 def request(kernel: str = "dot", **body: Any) -> CallRequest:
-    call = read_call(kernel, json.loads(json.dumps(body)))
+    call = read_call(kernel, json.loads(json.dumps(body)), {})
     return validate(CallRequest, msgpack.unpackb(call.header, use_list=False))
 
 
@@ -250,10 +250,10 @@ def test_null_and_auto_stand_for_every_argument(spec: Any, expected: Any) -> Non
 )
 def test_a_body_that_is_no_call_is_named_by_its_field(body: Any, error: Any, text: str) -> None:
     if error is None:
-        read_call("dot", body)
+        read_call("dot", body, {})
         return
     with pytest.raises(error, match=text):
-        read_call("dot", body)
+        read_call("dot", body, {})
 
 
 BOMBS = [

@@ -140,7 +140,21 @@ def test_a_slash_too_many_is_no_route_and_no_redirect(front: Served) -> None:
 
 
 def test_the_methods_of_a_route_are_told(front: Served) -> None:
-    assert front.request("DELETE", "/v1/kernels").headers["allow"] == "GET"
+    """Of all routes that match the path, not of the first one alone."""
+    for method, path, allowed in (
+        ("DELETE", "/v1/kernels", "GET"),
+        ("PATCH", "/v1/arrays/a", "DELETE, GET"),
+        ("PUT", "/v1/arrays", "GET, POST"),
+        ("GET", "/v1/arrays/a/lease", "POST, PUT"),
+        ("PUT", "/v1/arrays/release", "DELETE, GET, POST"),
+        ("PUT", "/livez", "GET, HEAD"),
+        ("GET", "/v1/call", "POST"),
+    ):
+        answer = front.request(method, path)
+        assert (answer.status, answer.headers["allow"]) == (405, allowed)
+        error = answer.json["error"]
+        assert error["details"] == {"allowed": allowed}
+        assert error["message"].endswith(f"has no method {method}; it has {allowed}")
 
 
 def test_a_refusal_by_the_router_does_not_take_the_next_request_for_its_body(front: Served) -> None:

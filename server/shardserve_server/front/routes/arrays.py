@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 import secrets
 from collections.abc import Collection
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, TypeAdapter
 from starlette.responses import Response
 
 from shardserve_proto.errors import Forbidden, InvalidRequest, UnsupportedMediaType, nearest
 from shardserve_proto.frames import MEDIA_TYPE
 from shardserve_proto.messages import HEX_ID, ID_BYTES, ArrayInfo, Keep, Label, MemoryInfo
+from shardserve_proto.programs import validate
 
 from ...link.transfer import EngineReply, Upload
 from ..array_calls import get_header, put_header
-from ..arrays import Record
 from ..body import BodyReader, check_media_type, content_length, headers_of
 from ..downloads import as_frame, as_npy
 from ..holders import holders_for, told_to
@@ -24,7 +26,7 @@ from ..index import Slice, parse_index
 from ..json_calls import as_seconds
 from ..npy import NPY_TYPE, NpyHeader, check_form, encode_header, read_header
 from ..openapi import ARRAY_BODIES, LEASE_BODY, NPY_BODY, RELEASE_BODY
-from ..pins import pinned_bytes
+from ..record import Record
 from ..services import Services, owner_of, services_of
 from .bodies import json_length, read_json
 
@@ -32,6 +34,8 @@ router = APIRouter()
 #: Of what `curl --data-binary` may be told to send; its own default is that of a form, which no array is.
 NPY_TYPES = (NPY_TYPE, "application/octet-stream")
 MOST_RELEASED = 10_000
+_KEEP_FIELDS = {"name", "replace", "ttl_s", "pinned"}
+_LISTING = TypeAdapter(list[ArrayInfo])
 
 
 class PutQuery(BaseModel):
@@ -52,12 +56,17 @@ class Released(BaseModel):
     released: int
 
 
-@router.get("/v1/arrays", summary="The arrays of this key, and the declared ones; newest first")
-async def list_arrays(request: Request, name: str | None = None) -> list[ArrayInfo]:
+@router.get(
+    "/v1/arrays",
+    response_model=list[ArrayInfo],
+    summary="The arrays of this key, and the declared ones; newest first",
+)
+async def list_arrays(request: Request, name: str | None = None) -> Response:
     _check_query(request, {"name"})
     arrays = services_of(request).arrays
-    found = arrays.listing(owner_of(request))
-    return [arrays.describe(record) for record in found if name in (None, record.name)]
+    found = [record for record in arrays.listing(owner_of(request)) if name in (None, record.name)]
+    text = await asyncio.to_thread(lambda: _LISTING.dump_json(list(map(arrays.describe, found))))
+    return Response(text, media_type="application/json")
 
 
 @router.post("/v1/arrays", status_code=201, summary="Put a .npy file on the devices", openapi_extra=NPY_BODY)
@@ -77,7 +86,7 @@ async def put_array(request: Request, query: Annotated[PutQuery, Query()]) -> Ar
 async def _put(
     services: Services, request: Request, body: BodyReader, npy: NpyHeader, key: bytes, query: PutQuery
 ) -> None:
-    keep = Keep(array=0, name=query.name, replace=query.replace, ttl_s=query.ttl_s, pinned=query.pinned)
+    keep = validate(Keep, query.model_dump(include=_KEEP_FIELDS) | {"array": 0})
     header = put_header(npy.segment, keep, spec=query.spec, mesh=query.mesh)
     head = services.calls.head(header, declared=2)
     services.arrays.check_new(owner_of(request), [(key, keep)], header)
@@ -148,6 +157,7 @@ async def lease_array(array: str, request: Request) -> ArrayInfo:
     if ttl_s is None:
         await _pin(services, record)
     else:
+        services.engine.check_ready()  # a pinned array that is not back on the devices yet has its host copy alone
         services.arrays.renew(record, ttl_s)
     return services.arrays.describe(record)
 
@@ -157,29 +167,19 @@ def _read_lease(body: Any) -> float | None:
     match body:
         case {"pinned": True, **rest} if not rest:
             return None
-        case {"ttl_s": int() | float() as given, **rest} if not rest and not isinstance(given, bool) and given > 0:
+        case {"ttl_s": int() | float() as given, **rest} if not rest and not isinstance(given, bool):
             seconds: float = as_seconds(given)
-            return seconds
-    raise InvalidRequest('the body is {"ttl_s": seconds} for a lease from now on, or {"pinned": true}')
+            if 0 < seconds < math.inf:
+                return seconds
+    raise InvalidRequest(
+        'the body is {"ttl_s": seconds} for a lease from now on, a positive and finite number, or {"pinned": true}'
+    )
 
 
 async def _pin(services: Services, record: Record) -> None:
-    """Fetch the host copy; the array may have gone meanwhile, and the room too."""
-    arrays, pins = services.arrays, services.pins
-    if record.copy is not None:
-        return
-    pins.check_room(arrays, record.info["nbytes"])
-    arrays.use(record.owner, [record.id])
-    with told_to(record.owner, arrays):
-        copy = await pins.fetch(services.engine, record)
-    try:
-        if arrays.find(record.owner, record.id) is not record:
-            raise Forbidden("the array was replaced by another one of the same id meanwhile")
-        pins.check_room(arrays, record.info["nbytes"])
-        arrays.pin(record, copy)
-    except BaseException:
-        copy.release()
-        raise
+    services.arrays.use(record.owner, [record.id])
+    with told_to(record.owner, services.arrays):
+        await services.pins.pin(services.engine, services.arrays, record)
 
 
 @router.delete("/v1/arrays/{array}", status_code=204, summary="Delete an array; running calls keep it to their end")
@@ -208,7 +208,7 @@ async def memory(request: Request) -> MemoryInfo:
     services, owner = services_of(request), owner_of(request)
     told = await services.engine.memory()
     usage = services.pool.usage()
-    own = [record for record in services.arrays if record.owner == owner]
+    own = services.arrays.owned(owner)
     return MemoryInfo(
         device_limit_bytes=told["device_limit_bytes"],
         resident_bytes=told["resident_bytes"],
@@ -217,7 +217,7 @@ async def memory(request: Request) -> MemoryInfo:
         transit_bytes=usage.leased_bytes,
         transit_limit_bytes=usage.limit_bytes,
         spare_bytes=usage.spare_bytes,
-        pinned_bytes=pinned_bytes(services.arrays),
+        pinned_bytes=services.arrays.pinned_bytes,
         arrays=len(own),
         holders=holders_for(owner, told["holders"], services.arrays),
     )
@@ -251,6 +251,9 @@ def _npy_length(request: Request) -> int:
 
 def _check_query(request: Request, known: Collection[str]) -> None:
     """A misspelt parameter must not be ignored: `ttl=5` would keep an array for an hour."""
-    for name in request.query_params:
+    names = [name for name, _ in request.query_params.multi_items()]
+    for name in names:
         if name not in known:
             raise InvalidRequest(f"unknown query parameter {name[:64]!r}{nearest(name[:64], known)}")
+        if names.count(name) > 1:
+            raise InvalidRequest(f"the query parameter {name!r} is given twice")

@@ -19,11 +19,11 @@ from shardserve_proto.programs import validate
 from ...link.transfer import EngineReply
 from ..calls import Calls, reply_phases
 from ..json_arrays import write_array
-from ..json_calls import JsonCall, read_call
+from ..json_calls import JsonCall, read_call, residents
 from ..openapi import JSON_CALL
 from ..services import owner_of, services_of
 from ..telemetry import server_timing
-from .bodies import json_length, read_json
+from .bodies import aside, json_length, read_json
 
 router = APIRouter()
 
@@ -47,11 +47,12 @@ async def call_kernel(name: str, request: Request) -> Response:
     find_kernel(services.engine.check_ready(), name)
     body = await read_json(request, length)
     owner = owner_of(request)
-    call = read_call(name, body, lambda text: services.arrays.at(owner, text).id)
+    known = {text: services.arrays.at(owner, text).id for text in residents(body)}
+    call = await aside(read_call, nbytes=length)(name, body, known)
     reply = await _run(services.calls, call, request)
     try:
         kept = None if call.kept is None else services.arrays.info(owner, call.kept)
-        text = _write_reply(reply, kept, limit=limit)
+        text = await aside(_write_reply, nbytes=sum(reply.sizes))(reply, kept, limit=limit)
         timing = server_timing(reply_phases(reply, arrived=request.scope["state"]["arrived"]))
     finally:
         reply.release()

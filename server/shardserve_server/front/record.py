@@ -1,0 +1,86 @@
+"""One resident array as the front knows it, and all that one owner has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from shardserve_proto.messages import ArrayInfo
+
+from ..link.messages import DECLARED
+from .pins import HostCopy
+
+Key = tuple[str, bytes]
+
+
+@dataclass(eq=False)
+class Record:
+    """One resident array.
+
+    Attributes:
+        info: what the engine told of it.
+        ttl_s: its lease; None when it is pinned or declared.
+        life: the life of the engine that has it.
+        digest: of the header that made it: a repeat of the same call is harmless, another call is a mistake.
+        copy: of a pinned array.
+        shared: where the bytes of one that became its upload lie, as long as the engine holds the buffer.
+        keepers: calls that wanted it kept, repeats included.
+        is_settled: one of them has succeeded.
+    """
+
+    owner: str
+    id: bytes
+    info: Mapping[str, Any]
+    name: str | None
+    ttl_s: float | None
+    pinned: bool
+    life: int
+    digest: bytes
+    made_at: float
+    used_at: float
+    copy: HostCopy | None = None
+    shared: HostCopy | None = None
+    keepers: int = 0
+    is_settled: bool = False
+
+    @property
+    def key(self) -> Key:
+        return self.owner, self.id
+
+    @property
+    def is_declared(self) -> bool:
+        return self.owner == DECLARED
+
+    @property
+    def expires_at(self) -> float | None:
+        ttl_s = self.ttl_s  # read once: a listing is written in a thread of its own
+        return None if ttl_s is None else self.used_at + ttl_s
+
+    @property
+    def over(self) -> str:
+        """Why it is gone, when its lease is."""
+        return f"its lease of {self.ttl_s:g} s is over; each use renews it, ttl= makes it longer, pinned=True ends it"
+
+    def describe(self, now: float) -> ArrayInfo:
+        """The array as its owner sees it."""
+        expires_at, copy = self.expires_at, self.copy
+        return ArrayInfo(
+            **self.info,
+            id=self.id.hex(),
+            name=self.name,
+            age_s=round(now - self.made_at, 3),
+            ttl_s=self.ttl_s,
+            expires_in_s=None if expires_at is None else round(expires_at - now, 3),
+            pinned=self.pinned,
+            host_bytes=0 if copy is None else copy.nbytes,
+            is_declared=self.is_declared,
+        )
+
+
+@dataclass
+class Space:
+    """What one owner has: arrays by id, and those with a label by that."""
+
+    records: dict[bytes, Record] = field(default_factory=dict)
+    names: dict[str, Record] = field(default_factory=dict)
