@@ -202,10 +202,14 @@ def test_an_interpreter_ends_in_peace_with_arrays_alive_and_dropped() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+#: Python 3.12 warns of every fork beside threads.
+NO_FORK_WARNING = ["-W", "ignore:This process:DeprecationWarning"]
+
+
 def ends(code: str, **environment: str) -> None:
     """Run a program, which says nothing."""
     done = subprocess.run(
-        [sys.executable, "-c", f"import asyncio, os, sys\nimport numpy as np\nimport shardserve as ss\n{code}"],
+        [sys.executable, *NO_FORK_WARNING, "-c", f"import asyncio, os, sys\nimport numpy as np\nimport shardserve as ss\n{code}"],
         capture_output=True, text=True, check=False, timeout=30, env=os.environ | environment,
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
