@@ -56,7 +56,7 @@ class Contender(Plain):
         sent = sum(map(len, frame))
 
         def echo() -> None:
-            received = self._client._transport.send(RawExchange(frame), Patience(None))
+            received = self._client._connections.here().send(RawExchange(frame), Patience(None))
             if received != sent:
                 raise ValueError(f"the echo gave {received} bytes of {sent}")
 
