@@ -422,3 +422,11 @@ def test_after_the_engine_s_death_an_unpinned_handle_says_so_and_a_pinned_one_wo
             client.sum(lost)
         assert client.get("kept").tolist() == list(range(6))
         assert client.attach(pinned.id).spec == P("devices")
+
+
+def test_a_name_that_moves_again_and_again_takes_the_room_of_what_it_left() -> None:
+    """Replaced arrays have a last chance of a minute, but never at the cost of a call that finds no room."""
+    with launch("--memory-bytes", "64MiB", devices=8) as server, ss.Client(server.url) as client:
+        for turn in range(8):
+            client.put(np.full(20 * 2**17, turn, np.float64), name="cat", replace=turn > 0, timeout=20)
+        assert client.get("cat")[0] == 7

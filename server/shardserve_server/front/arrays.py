@@ -288,11 +288,19 @@ class Arrays:
     def _shorten(self, record: Record) -> None:
         """Running calls have what they need; whoever holds the handle has a last chance to use it."""
         self._unpin(record)
+        record.is_replaced = True
         record.ttl_s = min(record.ttl_s or REPLACED_TTL_S, REPLACED_TTL_S)
         record.used_at = self._clock()
         self._schedule(record)
 
     # --- ending ------------------------------------------------------------------------------------------------------
+
+    def evict_replaced(self) -> bool:
+        """End the last chances of arrays whose labels moved, since room is needed; whether there were any."""
+        replaced = [record for record in self if record.is_replaced]
+        for record in replaced:
+            self._drop(record, "its name moved to another array, and its room was needed")
+        return bool(replaced)
 
     def renew(self, record: Record, ttl_s: float) -> None:
         """Another lease, from now on; a pinned array is one with a lease again."""

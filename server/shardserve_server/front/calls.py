@@ -11,7 +11,7 @@ import msgpack
 from cachetools import LRUCache
 from starlette.types import Scope, Send
 
-from shardserve_proto.errors import BadFrame, DeadlineExceeded, InvalidRequest, TooLarge
+from shardserve_proto.errors import BadFrame, DeadlineExceeded, InvalidRequest, OutOfMemory, TooLarge
 from shardserve_proto.frames import (
     MEDIA_TYPE,
     PRELUDE_BYTES,
@@ -192,7 +192,7 @@ class Calls:
         take_back = connection.when_lost(task.cancel) if connection is not None and task is not None else None
         try:
             with told_to(owner, self.arrays):
-                reply = await self.engine.call(header, upload, options)
+                reply = await self._call(header, upload, options)
                 await self._keep(owner, head, header, upload, reply)
             return reply
         except asyncio.CancelledError:
@@ -208,6 +208,15 @@ class Calls:
             return None
         kind = self.engine.check_ready().devices[0].kind
         return direct_reply(records, head.direct, device_kind=kind, precision=head.precision, receive_s=receive_s)
+
+    async def _call(self, header: bytes, upload: Upload, options: CallOptions) -> EngineReply:
+        """The engine's reply; a call that finds no room is asked again once arrays that nobody needs are gone."""
+        try:
+            return await self.engine.call(header, upload, options)
+        except OutOfMemory:
+            if not self.arrays.evict_replaced():
+                raise
+            return await self.engine.call(header, upload, options)
 
     async def _keep(self, owner: str, head: CallHead, header: bytes, upload: Upload, reply: EngineReply) -> None:
         """Enter the arrays that the engine kept into the registry: all of them, or none."""

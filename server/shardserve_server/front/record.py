@@ -27,6 +27,7 @@ class Record:
         shared: where the bytes of one that became its upload lie, as long as the engine holds the buffer.
         keepers: calls that wanted it kept, repeats included.
         is_settled: one of them has succeeded.
+        is_replaced: its label has moved to another array.
     """
 
     owner: str
@@ -43,6 +44,7 @@ class Record:
     shared: HostCopy | None = None
     keepers: int = 0
     is_settled: bool = False
+    is_replaced: bool = False
 
     @property
     def key(self) -> Key:
