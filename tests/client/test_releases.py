@@ -208,8 +208,9 @@ NO_FORK_WARNING = ["-W", "ignore:This process:DeprecationWarning"]
 
 def ends(code: str, **environment: str) -> None:
     """Run a program, which says nothing."""
+    program = f"import asyncio, os, sys\nimport numpy as np\nimport shardserve as ss\n{code}"
     done = subprocess.run(
-        [sys.executable, *NO_FORK_WARNING, "-c", f"import asyncio, os, sys\nimport numpy as np\nimport shardserve as ss\n{code}"],
+        [sys.executable, *NO_FORK_WARNING, "-c", program],
         capture_output=True, text=True, check=False, timeout=30, env=os.environ | environment,
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
