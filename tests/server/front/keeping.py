@@ -6,7 +6,7 @@ import asyncio
 import io
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import quote
 
@@ -37,6 +37,7 @@ def info_of(array: Array) -> dict[str, Any]:
         "shard_shape": array.shape,
         "nbytes": array.nbytes,
         "device_bytes": array.nbytes,
+        "devices": (0,),
     }
 
 
@@ -49,6 +50,7 @@ class KeepingEngine(FakeEngine):
         freed_twice: deletions of what was not there.
         delay_s: of each call, after its arrays were looked up.
         full: the error of the next calls.
+        loop: the front's.
     """
 
     arrays: dict[Key, Array] = field(default_factory=dict)
@@ -56,6 +58,10 @@ class KeepingEngine(FakeEngine):
     freed_twice: list[Key] = field(default_factory=list)
     delay_s: float = 0.0
     full: OutOfMemory | None = None
+    loop: asyncio.AbstractEventLoop | None = None
+
+    async def start(self) -> None:
+        self.loop = asyncio.get_running_loop()
 
     def delete(self, owner: str, ids: Sequence[bytes], *, undo: bool = False) -> None:
         for key in ((owner, key) for key in ids):
@@ -131,7 +137,7 @@ class KeepingEngine(FakeEngine):
             stored.append((key[1], info_of(array), is_new))
         described = [{"dtype": name_of(a.dtype), "shape": a.shape, "nbytes": a.nbytes} for a in data]
         reply = self._reply(described, [array.tobytes() for array in data])
-        return EngineReply(reply.header, reply.segments, reply.engine_s, stored=tuple(stored), _release=reply._release)
+        return replace(reply, stored=tuple(stored))
 
 
 def _run(step: Step, operands: list[Array]) -> Array:
@@ -189,4 +195,5 @@ class Keeping:
         return self.ask("POST", f"/v1/arrays?{text}", npy(array), **NPY)
 
     def json(self, method: str, path: str, body: Any) -> Answer:
-        return self.ask(method, path, json.dumps(body).encode(), **{"Content-Type": "application/json"})
+        text = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return self.ask(method, path, text, **{"Content-Type": "application/json"})

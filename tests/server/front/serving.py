@@ -27,6 +27,7 @@ from shardserve_proto.errors import (
     from_wire,
 )
 from shardserve_proto.frames import MEDIA_TYPE, decode_header, decode_prelude, encode_frame, encode_header, lay_out
+from shardserve_proto.limits import LIMITS
 from shardserve_proto.messages import CallReply, DeviceInfo, EngineInfo, KernelInfo, Report, Segment
 from shardserve_proto.programs import Program, validate
 from shardserve_server.front.app import create_app
@@ -134,14 +135,16 @@ class FakeEngine:
         )
         out = tuple(Segment(dtype=s["dtype"], shape=tuple(s["shape"]), nbytes=s["nbytes"]) for s in described)
         header = encode_header(CallReply(segments=out, report=report).model_dump())
-        lease = self.pool.lease(max(1, sum(map(len, segments))))
+        total = sum(map(len, segments))
+        lease = self.pool.lease(max(1, total))
         views = []
         position = 0
         for segment in segments:
             lease.view[position : position + len(segment)] = segment
             views.append(lease.view[position : position + len(segment)])
             position += len(segment)
-        return EngineReply(header, tuple(views), 0.001, _release=lease.release)
+        shared = lease if total > LIMITS.inline_bytes else None
+        return EngineReply(header, tuple(views), 0.001, lease=shared, _release=lease.release)
 
 
 @dataclass

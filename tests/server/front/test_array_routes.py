@@ -20,6 +20,7 @@ from shardserve_proto.messages import ArrayInfo
 from shardserve_server.front.arrays import Arrays
 from shardserve_server.front.auth import Keys
 from shardserve_server.front.npy import encode_header
+from shardserve_server.front.routes import bodies, kernels
 from shardserve_server.settings import Settings
 
 from .keeping import NPY, Keeping, KeepingEngine, info_of, load, npy
@@ -124,11 +125,13 @@ def test_bfloat16_has_no_npy_form_and_the_refusal_tells_what_works(front: Keepin
     ("query", "code", "says"),
     [
         ({"id": "xyz"}, "bad_request", "query.id"),
-        ({"name": "no spaces"}, "bad_request", "name"),
+        ({"name": "no spaces"}, "bad_request", "query.name: an array's name is a letter"),
         ({"name": "a" * 32}, "bad_request", "32 hex digits"),
         ({"ttl_s": "0"}, "bad_request", "query.ttl_s"),
         ({"ttl_s": "nan"}, "bad_request", "query.ttl_s"),
+        ({"ttl_s": "inf"}, "bad_request", "query.ttl_s"),
         ({"ttl": "5"}, "bad_request", "did you mean 'ttl_s'"),
+        ({"replace": "true"}, "bad_request", "replace moves a name, and none is given"),
         ({"spec": "devices"}, "bad_request", "is no spec"),
         ({"spec": "[[["}, "bad_request", "is no spec"),
         ({"spec": "[1]"}, "bad_request", "out_shardings"),
@@ -186,6 +189,7 @@ def test_the_number_of_arrays_is_limited_exactly(front: Keeping) -> None:
     infos = [front.put(X) for _ in range(50)]
     answer = front.try_put(X)
     assert (answer.status, answer.code) == (429, "quota_exceeded")
+    assert answer.headers["retry-after"] == "60", "the leases are longer"
     assert len(front.engine.arrays) == 50
     assert front.ask("DELETE", f"/v1/arrays/{infos[0]['id']}").status == 204
     front.put(X)
@@ -201,6 +205,13 @@ def test_the_listing_has_the_newest_first_and_can_be_filtered_by_name(front: Kee
     assert [info["name"] for info in front.ask("GET", "/v1/arrays?name=first").json] == ["first"]
     assert front.ask("GET", "/v1/arrays?name=third").json == []
     assert front.ask("GET", "/v1/arrays?nam=first").status == 400
+    for answer in (
+        front.ask("GET", "/v1/arrays?name=first&name=second"),
+        front.ask("GET", "/v1/arrays/first?slice=0&slice=1"),
+        front.ask("POST", "/v1/arrays?ttl_s=5&ttl_s=6", npy(X), **NPY),
+    ):
+        assert (answer.status, answer.code) == (400, "bad_request")
+        assert "is given twice" in answer.json["error"]["message"]
 
 
 def test_a_name_moves_with_replace(front: Keeping) -> None:
@@ -274,11 +285,13 @@ def test_a_pin_that_meets_a_deletion_keeps_nothing(front: Keeping) -> None:
 
 @pytest.mark.parametrize(
     "body", [{}, [], {"ttl_s": 0}, {"ttl_s": -1}, {"ttl_s": True}, {"ttl_s": "5"}, {"pinned": False},
-             {"pinned": True, "ttl_s": 5}, {"ttl": 5}, {"ttl_s": 5, "name": "x"}],
+             {"pinned": True, "ttl_s": 5}, {"ttl": 5}, {"ttl_s": 5, "name": "x"}, b'{"ttl_s": 1e999}',
+             {"ttl_s": 10**400}, {"ttl_s": -(10**400)}],
 )  # fmt: skip
 def test_a_lease_is_one_of_two_things(front: Keeping, body: Any) -> None:
     front.put(X, name="x")
     assert front.json("PUT", "/v1/arrays/x/lease", body).code == "bad_request"
+    assert front.ask("GET", "/v1/arrays/x/info").json["ttl_s"] is not None
 
 
 def test_a_lease_of_an_age_is_a_lease(front: Keeping) -> None:
@@ -521,12 +534,16 @@ def test_a_json_call_keeps_its_result(front: Keeping) -> None:
         ({"arguments": [{"array": 5}]}, '{"array": id or name}'),
         ({"arguments": [{"array": "x", "dtype": "int8"}]}, '{"array": id or name}'),
         ({"arguments": [1], "keep": 5}, "keep is an object"),
+        ({"arguments": [1], "keep": True}, "keep is an object"),
+        ({"arguments": [1], "keep": False}, "keep is an object"),
+        ({"arguments": [1], "keep": {"replace": True}}, "replace moves a name, and none is given"),
         ({"arguments": [1], "keep": {"ttl": 5}}, "did you mean 'ttl_s'"),
         ({"arguments": [1], "keep": {"id": "x"}}, "32 hex digits"),
         ({"arguments": [1], "keep": {"ttl_s": "5"}}, "ttl_s"),
         ({"arguments": [1], "keep": {"ttl_s": True}}, "ttl_s"),
         ({"arguments": [1], "keep": {"ttl_s": -(10**400)}}, "ttl_s"),
-        ({"arguments": [1], "keep": {"name": "a b"}}, "an array's name is"),
+        (b'{"arguments": [1], "keep": {"ttl_s": 1e999}}', "ttl_s"),
+        ({"arguments": [1], "keep": {"name": "a b"}}, "name: an array's name is"),
         ({"arguments": [1], "keep": {"array": 0}}, "unknown field 'array'"),
     ],
 )
@@ -534,6 +551,41 @@ def test_a_wrong_reference_or_wish_is_named(front: Keeping, body: Any, says: str
     answer = front.json("POST", "/v1/kernels/identity", body)
     assert (answer.status, answer.code) == (400, "bad_request")
     assert says in answer.json["error"]["message"]
+
+
+@pytest.mark.parametrize("seconds", [b"1" + b"0" * 400, b"-1" + b"0" * 400, b"1e400"])
+def test_a_timeout_that_is_not_finite_is_refused_by_name(front: Keeping, seconds: bytes) -> None:
+    answer = front.json("POST", "/v1/kernels/identity", b'{"arguments": [[1]], "timeout_s": ' + seconds + b"}")
+    assert (answer.status, answer.code) == (400, "bad_request")
+    assert answer.json["error"]["message"].startswith("timeout_s: ")
+    longest = front.json("POST", "/v1/kernels/identity", {"arguments": [[1]], "timeout_s": 10**300})
+    assert longest.status == 200
+
+
+def test_large_json_is_read_and_written_where_it_holds_up_nobody(
+    front: Keeping, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """J3: a body of a mebibyte would take the event loop a third of a second."""
+    threads: dict[str, set[str]] = {}
+
+    def watched(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            threads.setdefault(name, set()).add(threading.current_thread().name)
+            return function(*args, **kwargs)
+
+        return run
+
+    for module, name in ((bodies, "parse_json"), (kernels, "read_call"), (kernels, "_write_reply")):
+        monkeypatch.setattr(module, name, watched(getattr(module, name), name))
+    front.put(X, name="x")
+    assert front.json("POST", "/v1/kernels/identity", {"arguments": [{"array": "x"}]}).status == 200
+    assert threads == {name: {"front"} for name in ("parse_json", "read_call", "_write_reply")}
+    threads.clear()
+    numbers = list(range(20_000))
+    (result,) = front.json("POST", "/v1/kernels/identity", {"arguments": [numbers]}).json["results"]
+    assert result["data"] == numbers
+    assert "front" not in set.union(*threads.values())
+    assert set(threads) == {"parse_json", "read_call", "_write_reply"}
 
 
 def test_an_unknown_array_in_a_json_call_is_404_with_the_nearest_name(front: Keeping) -> None:

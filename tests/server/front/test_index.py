@@ -51,7 +51,7 @@ def test_ranges_are_cut_to_the_array_and_positions_count_from_the_end() -> None:
     assert parse_index("2,", (3, 4)).shape == (4,)
 
 
-@pytest.mark.parametrize("huge", [10**18, 10**20, 10**400])
+@pytest.mark.parametrize("huge", [10**18, 10**20, 10**400], ids=["18", "20", "400"])
 def test_ends_and_steps_of_any_size_are_cut_as_numpy_cuts_them(huge: int) -> None:
     array = np.arange(20).reshape(4, 5)
     for text, index in (

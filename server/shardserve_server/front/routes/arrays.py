@@ -90,7 +90,7 @@ async def _put(
     header = put_header(npy.segment, keep, spec=query.spec, mesh=query.mesh)
     head = services.calls.head(header, declared=2)
     services.arrays.check_new(owner_of(request), [(key, keep)], header)
-    if keep.pinned:
+    if keep.pinned and services.arrays.peek(owner_of(request), key) is None:  # a repeat has its copy already
         services.pins.check_room(services.arrays, npy.segment.nbytes)
     upload = services.calls.prepare(head)
     try:
