@@ -127,7 +127,6 @@ def test_a_full_disk_is_one_line_before_the_download(
 def test_a_download_that_is_ended_by_a_signal_leaves_no_file(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(SystemExit) as ended, arriving(tmp_path / "x.npy", X.dtype, X.shape):
-        assert len(list(tmp_path.iterdir())) == 1
         os.kill(os.getpid(), signal.SIGTERM)
     assert ended.value.code == 128 + signal.SIGTERM
     assert list(tmp_path.iterdir()) == []
