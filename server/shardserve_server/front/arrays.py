@@ -6,13 +6,12 @@ the host copies of pinned ones. An array that is gone is remembered for a while,
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from cachetools import LRUCache
 
@@ -22,7 +21,7 @@ from shardserve_proto.messages import HEX_ID, LABEL, ArrayInfo, Keep
 from ..link.messages import DECLARED
 from .leases import Leases
 from .pins import HostCopy
-from .record import Key, Record, Space
+from .record import KeepsArrays, Key, Record, Space, digest_of
 
 #: Ids of arrays that are gone, with the reason; and names of those that went by themselves.
 GONE_REMEMBERED = 100_000
@@ -38,18 +37,6 @@ _UNDECLARED = "the operator's table does not have it any more, or has another ar
 
 #: What the engine tells of an array.
 ENGINE_FIELDS = {"dtype", "shape", "spec", "mesh", "shard_shape", "nbytes", "device_bytes", "devices"}
-
-
-class KeepsArrays(Protocol):
-    """The part of an engine that the registry uses.
-
-    Attributes:
-        starts: how often it was started; an array belongs to one life of it.
-    """
-
-    starts: int
-
-    def delete(self, owner: str, ids: Sequence[bytes], *, undo: bool = False) -> None: ...
 
 
 class Arrays:
@@ -167,7 +154,7 @@ class Arrays:
             QuotaExceeded: the owner has as many arrays as it may have.
         """
         self.sweep()
-        records, digest = self._spaces[owner].records, _digest(header)
+        records, digest = self._spaces[owner].records, digest_of(header)
         self._check_count(owner, sum(key not in records for key, _ in wanted))
         for key, keep in wanted:
             self._check_id(records.get(key), digest)
@@ -209,7 +196,7 @@ class Arrays:
         Raises:
             NameTaken, QuotaExceeded: what was free when the call began was taken meanwhile.
         """
-        digest, now = _digest(header), self._clock()
+        digest, now = digest_of(header), self._clock()
         record = self.peek(owner, key)
         if record is not None and record.life != self._engine.starts:
             self._drop(record, _LOST)
@@ -295,9 +282,13 @@ class Arrays:
 
     # --- ending ------------------------------------------------------------------------------------------------------
 
-    def evict_replaced(self) -> bool:
-        """End the last chances of arrays whose labels moved, since room is needed; whether there were any."""
-        replaced = [record for record in self if record.is_replaced]
+    def evict_replaced(self, *, besides: Sequence[Record] = ()) -> bool:
+        """End the last chances of arrays whose labels moved, since room is needed; whether there were any.
+
+        Arguments:
+            besides: what the call that needs the room uses itself.
+        """
+        replaced = [record for record in self if record.is_replaced and record not in besides]
         for record in replaced:
             self._drop(record, "its name moved to another array, and its room was needed")
         return bool(replaced)
@@ -305,6 +296,7 @@ class Arrays:
     def renew(self, record: Record, ttl_s: float) -> None:
         """Another lease, from now on; a pinned array is one with a lease again."""
         self._unpin(record)
+        record.is_replaced = False
         record.ttl_s, record.used_at = ttl_s, self._clock()
         self._schedule(record)
 
@@ -317,6 +309,7 @@ class Arrays:
         if self.find(*record.key) is not record:
             raise Expired(f"array {record.id.hex()}: it was deleted, and another one has its id now")
         self._unpin(record)
+        record.is_replaced = False
         record.ttl_s, record.pinned, record.copy = None, True, copy
         self._pinned_bytes += copy.nbytes
 
@@ -398,7 +391,3 @@ class Arrays:
 
     def _schedule(self, record: Record) -> None:
         self._leases.add(record, count=len(self))
-
-
-def _digest(header: bytes) -> bytes:
-    return hashlib.blake2b(header, digest_size=16).digest()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgpack
@@ -192,7 +192,7 @@ class Calls:
         take_back = connection.when_lost(task.cancel) if connection is not None and task is not None else None
         try:
             with told_to(owner, self.arrays):
-                reply = await self._call(header, upload, options)
+                reply = await self._call(header, upload, options, records)
                 await self._keep(owner, head, header, upload, reply)
             return reply
         except asyncio.CancelledError:
@@ -209,12 +209,12 @@ class Calls:
         kind = self.engine.check_ready().devices[0].kind
         return direct_reply(records, head.direct, device_kind=kind, precision=head.precision, receive_s=receive_s)
 
-    async def _call(self, header: bytes, upload: Upload, options: CallOptions) -> EngineReply:
+    async def _call(self, header: bytes, upload: Upload, options: CallOptions, used: Sequence[Record]) -> EngineReply:
         """The engine's reply; a call that finds no room is asked again once arrays that nobody needs are gone."""
         try:
             return await self.engine.call(header, upload, options)
         except OutOfMemory:
-            if not self.arrays.evict_replaced():
+            if not self.arrays.evict_replaced(besides=used):
                 raise
             return await self.engine.call(header, upload, options)
 

@@ -1,10 +1,11 @@
-"""One resident array as the front knows it, and all that one owner has."""
+"""One resident array as the front knows it, all that one owner has, and what the registry asks of an engine."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from shardserve_proto.messages import ArrayInfo
 
@@ -12,6 +13,18 @@ from ..link.messages import DECLARED
 from .pins import HostCopy
 
 Key = tuple[str, bytes]
+
+
+class KeepsArrays(Protocol):
+    """The part of an engine that the registry uses.
+
+    Attributes:
+        starts: how often it was started; an array belongs to one life of it.
+    """
+
+    starts: int
+
+    def delete(self, owner: str, ids: Sequence[bytes], *, undo: bool = False) -> None: ...
 
 
 @dataclass(eq=False)
@@ -78,6 +91,11 @@ class Record:
             host_bytes=0 if copy is None else copy.nbytes,
             is_declared=self.is_declared,
         )
+
+
+def digest_of(header: bytes) -> bytes:
+    """What the headers of equal calls have in common, in a few bytes."""
+    return hashlib.blake2b(header, digest_size=16).digest()
 
 
 @dataclass

@@ -91,6 +91,20 @@ def test_a_repeat_does_not_take_back_a_label_that_has_moved_on(registry: Registr
     assert registry.arrays.named("a", "w") is new
 
 
+def test_a_replaced_array_goes_for_want_of_room_unless_somebody_asked_for_it_again(registry: Registry) -> None:
+    idle, used, renewed, pinned = (registry.put(name=name) for name in "iurp")
+    for name in "iurp":
+        registry.put(name=name, replace=True)
+    registry.arrays.renew(renewed, 60.0)
+    registry.arrays.pin(pinned, HostCopy(0, 32, payload=bytes(32)))
+    assert registry.arrays.evict_replaced(besides=[used])
+    assert not registry.arrays.evict_replaced(besides=[used])
+    with pytest.raises(Expired, match="its name moved to another array, and its room was needed"):
+        registry.arrays.find("a", idle.id)
+    for record in (used, renewed, pinned):
+        assert registry.arrays.find("a", record.id) is record
+
+
 # --- what became of them ---------------------------------------------------------------------------------------------
 
 
