@@ -22,10 +22,11 @@ from shardserve_proto.programs import Constant
 from ..link.messages import Kept
 from .cut import copy_cut
 from .executable import Executable
+from .garbage import SMALL_BYTES, let_go
 from .ledger import Ledger, Reservation
 from .placement import Placed, Where
 from .plan import Plan
-from .store import SMALL_BYTES, Store, Stored, let_go
+from .store import Store, Stored
 from .stream import STREAM_BYTES, Stream
 from .transfer import aliases, gather, host_shards, own_copy, slots, typed, upload, view
 from .waiting import WaitingRoom

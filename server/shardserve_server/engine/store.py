@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 import weakref
 from collections.abc import Sequence
@@ -17,12 +16,10 @@ from shardserve_proto.errors import Expired, NameTaken
 from shardserve_proto.specs import P, spec_to_wire
 
 from ..link.messages import DECLARED
+from .garbage import let_go
 from .ledger import Ledger, Reservation
 from .placement import Where
 from .transfer import host_shards
-
-#: Arguments up to this size ride in the front's message, so no shared buffer waits for them.
-SMALL_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,16 +56,6 @@ def device_ids(sharding: jax.sharding.Sharding) -> tuple[int, ...]:
         return tuple(int(number) for number in sharding.mesh.device_ids.flat)
     alone: Any = sharding.device_set
     return tuple(sorted(device.id for device in alone))
-
-
-def let_go(nbytes: int) -> None:
-    """JAX lets go of host memory that its arrays shared only when Python collects garbage; the youngest will do.
-
-    Arguments:
-        nbytes: of the largest array that was dropped; small ones share no buffer of the front.
-    """
-    if nbytes > SMALL_BYTES:
-        gc.collect(0)
 
 
 def device_bytes(array: jax.Array) -> int:
