@@ -92,10 +92,13 @@ class Arrays:
     def use(self, owner: str, keys: Iterable[bytes]) -> list[Record]:
         """Arrays of a call; their leases begin anew. Raises as `find` does."""
         records = [self.find(owner, key) for key in keys]
+        self._renew(records)
+        return records
+
+    def _renew(self, records: Iterable[Record]) -> None:
         now = self._clock()
         for record in records:
             record.used_at = now
-        return records
 
     def named(self, owner: str, name: str) -> Record:
         """The array that has a label.
@@ -147,7 +150,7 @@ class Arrays:
     # --- making ------------------------------------------------------------------------------------------------------
 
     def check_new(self, owner: str, wanted: Sequence[tuple[bytes, Keep]], header: bytes) -> None:
-        """Refuse early what `add` and `settle` would refuse.
+        """Refuse early what `add` and `settle` would refuse. A repeat is a use of the arrays that it made.
 
         Raises:
             NameTaken: an id or a label is in use.
@@ -159,6 +162,7 @@ class Arrays:
         for key, keep in wanted:
             self._check_id(records.get(key), digest)
             self._check_name(owner, key, keep)
+        self._renew(records[key] for key, _ in wanted if key in records)
 
     def _check_count(self, owner: str, new: int) -> None:
         records = self._spaces[owner].records

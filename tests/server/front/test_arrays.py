@@ -159,6 +159,16 @@ def test_a_repeat_of_the_call_that_made_an_array_is_harmless_and_another_call_is
         registry.arrays.check_new("a", [(b"k" * 16, Keep(array=0))], b"another header")
 
 
+def test_a_repeat_is_a_use_so_that_no_lease_ends_while_it_runs(registry: Registry) -> None:
+    record = registry.put(key=b"k" * 16, ttl_s=5.0)
+    registry.clock.now += 4
+    wanted = Keep(array=0, ttl_s=5.0)
+    registry.arrays.check_new("a", [(b"k" * 16, wanted)], b"header")
+    registry.clock.now += 4
+    registry.arrays.sweep()
+    assert registry.arrays.add("a", b"k" * 16, wanted, dict(INFO), b"header") is record
+
+
 # --- owners ----------------------------------------------------------------------------------------------------------
 
 

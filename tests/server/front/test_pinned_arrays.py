@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,7 +15,7 @@ import pytest
 from shardserve_server.settings import Settings
 
 from .keeping import Keeping, KeepingEngine, load
-from .serving import Answer, eventually, serving
+from .serving import Answer, eventually, post_head, serving
 
 LIMIT_BYTES = 2**20
 X = np.random.default_rng(0).integers(0, 256, 600 * 1024, np.uint8)  # of which the limit takes one
@@ -123,6 +124,34 @@ def test_a_repeat_while_the_first_call_still_pins_has_one_effect(front: Keeping)
     assert front.ask("GET", "/v1/memory").json["pinned_bytes"] == X.nbytes
     assert front.ask("DELETE", "/v1/arrays/y").status == 204
     nothing_is_pinned(front)
+
+
+def test_a_client_that_goes_while_its_result_is_copied_takes_nothing_from_its_repeat(front: Keeping) -> None:
+    """G5."""
+    front.put(X, name="x")
+    key = secrets.token_hex(16)
+    call = {"arguments": [{"array": "x"}], "keep": {"pinned": True, "id": key, "name": "y"}}
+    body = json.dumps(call).encode()
+    front.engine.delay_s = 0.3
+    with ThreadPoolExecutor(1) as threads:
+        with front.served.connect() as stream:
+            stream.sendall(post_head("/v1/kernels/identity", len(body), "application/json") + body)
+            eventually(lambda: front.ask("GET", f"/v1/arrays/{key}/info").status == 200)
+            front.engine.delay_s = 0.6
+            repeat = threads.submit(compute, front, id=key, name="y")
+            eventually(lambda: _keepers(front, key) == 2)
+        answer = repeat.result()
+    assert answer.status == 200, answer.body
+    np.testing.assert_array_equal(load(front.ask("GET", "/v1/arrays/y")), X)
+    assert front.ask("DELETE", "/v1/arrays/y").status == 204
+    nothing_is_pinned(front)
+
+
+def _keepers(front: Keeping, key: str) -> int:
+    """Calls that are keeping an array, as the registry knows."""
+    assert front.served.services is not None
+    (record,) = [record for record in front.served.services.arrays if record.id.hex() == key]
+    return record.keepers
 
 
 def test_a_lease_for_a_pinned_array_waits_for_an_engine_that_has_it(front: Keeping) -> None:
