@@ -20,6 +20,10 @@ X = np.array([[0.5, 1.0, 2.0], [3.0, 0.25, 4.0]])
 Y = np.array([[2.0, 3.0, 1.0], [0.5, 2.0, 1.5]], np.float32)
 CUBE = np.arange(24.0).reshape(2, 3, 4)
 
+ADD: Any = np.add  # the stubs of NumPy's releases know its methods to different degrees
+MAXIMUM: Any = np.maximum
+MINIMUM: Any = np.minimum
+
 ONE: dict[str, Callable[[Any], Any]] = {
     "sum": np.sum,
     "sum axis": lambda x: np.sum(x, axis=0),
@@ -30,9 +34,9 @@ ONE: dict[str, Callable[[Any], Any]] = {
     "amax": lambda x: np.amax(x, axis=0),
     "min": lambda x: np.min(x, axis=1, keepdims=True),
     "amin": np.amin,
-    "add.reduce": np.add.reduce,
-    "maximum.reduce": lambda x: np.maximum.reduce(x, axis=1),
-    "minimum.reduce": lambda x: np.minimum.reduce(x, axis=None),
+    "add.reduce": ADD.reduce,
+    "maximum.reduce": lambda x: MAXIMUM.reduce(x, axis=1),
+    "minimum.reduce": lambda x: MINIMUM.reduce(x, axis=None),
     "square": np.square,
     "positive": np.positive,
     "transpose": np.transpose,

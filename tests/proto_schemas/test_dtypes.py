@@ -164,7 +164,9 @@ def numpy_says(ufunc: np.ufunc, *given: Any) -> DType | None:
     """The dtype of the ufunc's result over arrays of ones, or None where NumPy refuses."""
     try:
         with np.errstate(all="ignore"):
-            return np.asarray(ufunc(*(WEAK[o] if isinstance(o, str) else np.ones(2, o) for o in given))).dtype  # type: ignore[index]
+            result: Any = ufunc(*(WEAK[o] if isinstance(o, str) else np.ones(2, o) for o in given))  # type: ignore[index]
+            dtype: DType = np.asarray(result).dtype
+            return dtype
     except TypeError:
         return None
 
