@@ -57,6 +57,11 @@ def _half_of_memory() -> ByteSize:
     return ByteSize(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
 
 
+def _eighth_of_memory() -> ByteSize:
+    """Fewer spare buffers than uploads are large cost each of them its pages, and the others their time."""
+    return ByteSize(_half_of_memory() // 4)
+
+
 def _quarter_of_memory() -> ByteSize:
     return ByteSize(_half_of_memory() // 2)
 
@@ -94,7 +99,7 @@ class Settings(BaseSettings):
         _half_of_memory, unit="bytes", meaning="shared buffers for uploads and results, all together"
     )
     spare_buffer_bytes: ByteSize = _setting(
-        ByteSize(2**30), unit="bytes", meaning="shared buffers that stay mapped for reuse"
+        _eighth_of_memory, unit="bytes", meaning="shared buffers that stay mapped for reuse"
     )
     buffer_kind: BufferKind = _setting(default_kind, meaning="memfd, or file (an unlinked mapped file)")
     memory_bytes: Bytes | None = _setting(
@@ -256,7 +261,7 @@ def _unit(extra: object) -> str:
 
 def _default(info: Any) -> str:
     named = {_default_state_dir: "~/.local/state/shardserve", _half_of_memory: "half of the host's memory", dict: ""}
-    named |= {_quarter_of_memory: "a quarter of the host's memory"}
+    named |= {_quarter_of_memory: "a quarter of the host's memory", _eighth_of_memory: "an eighth of the host's memory"}
     if info.default_factory is not None:
         return named.get(info.default_factory, str(info.default_factory()))
     return "" if info.default is None else str(info.default)
