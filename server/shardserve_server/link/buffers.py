@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 from shardserve_proto.errors import OutOfMemory, TooLarge
@@ -27,6 +27,8 @@ from .regions import REGIONS, BufferKind, Region
 FRONT = "front"
 #: Each spare buffer costs the front two descriptors and an engine up to three.
 SPARE_BUFFERS = 64
+#: A spare buffer up to this size is made ahead where one stayed with an array; a larger one is kept when it comes back.
+MADE_BYTES = 512 * 2**20
 SMALLEST_BYTES = 128 * 1024
 #: Making the pages of a smaller buffer is not worth a thread.
 POPULATED_BYTES = 4 * 2**20
@@ -48,6 +50,7 @@ class SharedBuffer:
         self.capacity = capacity
         self.descriptor = region.descriptor
         self.view = region.view
+        self.spared = 0  # its place in the order of those that came back
 
     def close(self) -> None:
         """Give the memory back; the mapping itself goes with the last view of it."""
@@ -207,8 +210,7 @@ class BufferPool:
         del self._leases[lease.number]
         if self._adopted.pop(lease.number, None) is None:
             self._leased_bytes -= lease.buffer.capacity
-        self._spare.setdefault(lease.buffer.capacity, []).append(lease.buffer)
-        self._spare_bytes += lease.buffer.capacity
+        self._keep_spare(lease.buffer)
         is_many = sum(map(len, self._spare.values())) > SPARE_BUFFERS
         self._trim(min(self._spare_limit_bytes, self._spare_bytes - 1) if is_many else self._spare_limit_bytes)
 
@@ -236,6 +238,13 @@ class BufferPool:
         self._trim(0)
         self._closer.finish()
 
+    def _keep_spare(self, buffer: SharedBuffer) -> None:
+        buffer.spared = next(self._numbers)
+        self._spare.setdefault(buffer.capacity, []).append(buffer)
+        self._spare_bytes += buffer.capacity
+        if buffer.capacity > self._spare_limit_bytes:
+            self._discard(buffer)  # it would push all others out, and go itself
+
     def _spare_buffer(self, capacity: int) -> SharedBuffer | None:
         spare = self._spare.get(capacity)
         if not spare:
@@ -262,7 +271,7 @@ class BufferPool:
         self._collect()
         held = self._spare_bytes + self._making_bytes
         room = min(self._spare_limit_bytes, self._limit_bytes - self._leased_bytes) - held
-        if POPULATED_BYTES <= capacity <= room and not self._spare.get(capacity):
+        if POPULATED_BYTES <= capacity <= min(room, MADE_BYTES) and not self._spare.get(capacity):
             self._making_bytes += capacity
             number = next(self._numbers)
             self._spare_maker.submit(lambda: self._made.append((capacity, self._make(number, capacity))))
@@ -282,21 +291,22 @@ class BufferPool:
             capacity, buffer = self._made.popleft()
             self._making_bytes -= capacity
             if buffer is not None:
-                self._spare.setdefault(capacity, []).append(buffer)
-                self._spare_bytes += capacity
+                self._keep_spare(buffer)
                 self._trim(self._spare_limit_bytes)
 
     def _trim(self, keep_bytes: int) -> None:
-        """Discard spare buffers, largest first, until at most `keep_bytes` of them are left."""
-        for buffer in list(self._largest_spare()):
+        """Discard spare buffers, those first that nobody has wanted for longest, until `keep_bytes` are left."""
+        for buffer in self._oldest_spare():
             if self._spare_bytes <= keep_bytes:
                 return
-            self._spare[buffer.capacity].remove(buffer)
-            self._spare_bytes -= buffer.capacity
-            for tell in self.on_discard:
-                tell(buffer.number)
-            self._give_back(buffer)
-            del buffer
+            self._discard(buffer)
+
+    def _discard(self, buffer: SharedBuffer) -> None:
+        self._spare[buffer.capacity].remove(buffer)
+        self._spare_bytes -= buffer.capacity
+        for tell in self.on_discard:
+            tell(buffer.number)
+        self._give_back(buffer)
 
     def _give_back(self, buffer: SharedBuffer) -> None:
         """The system takes 0.3 s to free a GiB, which the event loop must not wait for."""
@@ -305,9 +315,9 @@ class BufferPool:
         else:
             self._closer.submit(buffer.close)
 
-    def _largest_spare(self) -> Iterator[SharedBuffer]:
-        for capacity in sorted(self._spare, reverse=True):
-            yield from self._spare[capacity]
+    def _oldest_spare(self) -> list[SharedBuffer]:
+        every = [buffer for spare in self._spare.values() for buffer in spare]
+        return sorted(every, key=lambda buffer: buffer.spared)
 
 
 def _no_room(needed: int, free: int) -> OutOfMemory:

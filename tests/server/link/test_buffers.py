@@ -328,3 +328,17 @@ def test_a_buffer_that_only_readers_hold_is_in_transit_again() -> None:
     lease.release("reader")
     assert pool.usage().leased_bytes == 0
     assert pool.usage().leases == 0
+
+
+def test_of_spare_buffers_those_go_first_that_nobody_wanted_for_longest() -> None:
+    """Large ones are worth most: to make their pages anew takes half a second for a GiB."""
+    pool = make_pool(limit_bytes=64 * MIB, spare_bytes=12 * MIB)
+    small, large = pool.lease(6 * MIB), pool.lease(8 * MIB)
+    capacity = large.buffer.capacity
+    small.release()
+    large.release()
+    assert list(filter(None, pool._spare.values())) == [[large.buffer]]
+    too_large = pool.lease(16 * MIB)
+    too_large.release()
+    assert pool.usage().spare_bytes == capacity
+    pool.close()
