@@ -21,6 +21,7 @@ from shardserve_proto.messages import (
     Segment,
     SegmentArgument,
     check_call,
+    ids_segment,
 )
 from shardserve_proto.programs import Program, validate
 from shardserve_server.engine.engine import Engine, EngineReply
@@ -74,7 +75,7 @@ def run(
         ),
         segments=(
             *(Segment(dtype=name_of(array.dtype), shape=array.shape, nbytes=array.nbytes) for array in arrays),
-            Segment(dtype="uint8", shape=(len(ids), ID_BYTES), nbytes=ID_BYTES * len(ids)),
+            ids_segment(len(ids)),
         ),
         ids=len(arrays),
         results=tuple(Keep(array=next(rows)) for _ in keep) or None,

@@ -12,7 +12,7 @@ from shardserve_proto.abstract import Aval, constant_aval
 from shardserve_proto.dtypes import DTYPES, is_supported, name_of, to_wire_order
 from shardserve_proto.errors import ShardserveError, TooLarge, UnsupportedArray
 from shardserve_proto.limits import LIMITS
-from shardserve_proto.messages import ID_BYTES, Argument, ArrayArgument, Segment, SegmentArgument
+from shardserve_proto.messages import Argument, ArrayArgument, Segment, SegmentArgument, ids_segment
 from shardserve_proto.programs import Constant, Scalar
 from shardserve_proto.specs import check_shape
 
@@ -117,7 +117,7 @@ def arguments_of(leaves: Sequence[Leaf], *, kept: int = 0) -> tuple[tuple[Argume
     """
     ids = kept + len(handles_of(leaves))
     arguments: list[Argument] = []
-    segments = [Segment(dtype="uint8", shape=(ids, ID_BYTES), nbytes=ids * ID_BYTES)] if ids else []
+    segments = [ids_segment(ids)] if ids else []
     rows = 0
     for leaf in leaves:
         if isinstance(leaf, np.ndarray):

@@ -178,7 +178,7 @@ def check_gap(gap: Buffer) -> None:
         BadFrame: they are not.
     """
     if any(gap):
-        raise BadFrame("the bytes between two segments of a frame are zero; these are not")
+        raise BadFrame("the bytes between two parts of a frame are zero; these are not")
 
 
 def _distinct(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:

@@ -28,6 +28,11 @@ class Segment(WireModel):
     nbytes: Annotated[int, Field(ge=0)]
 
 
+def ids_segment(count: int = 1) -> Segment:
+    """The segment that the ids of so many arrays are in, a row for each."""
+    return Segment(dtype="uint8", shape=(count, ID_BYTES), nbytes=count * ID_BYTES)
+
+
 class SegmentArgument(WireModel):
     """An argument whose bytes are a segment of the same frame."""
 

@@ -17,7 +17,7 @@ from typing import Any, Self
 import numpy as np
 
 from shardserve_proto.frames import MEDIA_TYPE, encode_frame, encode_header
-from shardserve_proto.messages import ArrayArgument, CallRequest, Keep, Segment, SegmentArgument
+from shardserve_proto.messages import ArrayArgument, CallRequest, Keep, Segment, SegmentArgument, ids_segment
 from shardserve_proto.programs import Program, Step
 from tests.calls import Array
 from tests.server.front.serving import eventually, post_head, read_answer
@@ -206,7 +206,7 @@ class Victim:
         request = CallRequest(
             program=Program(inputs=1, steps=steps, outputs=(59, 60)),
             arguments=(ArrayArgument(array=0),),
-            segments=(Segment(dtype="uint8", shape=(2, 16), nbytes=32),),
+            segments=(ids_segment(2),),
             ids=0,
             results=(None, Keep(array=1)),
         )
@@ -233,7 +233,7 @@ def put_frame(array: Array) -> bytes:
     request = CallRequest(
         program=Program(inputs=1, outputs=(0,)),
         arguments=(SegmentArgument(segment=1),),
-        segments=(Segment(dtype="uint8", shape=(1, 16), nbytes=16), _segment(array)),
+        segments=(ids_segment(), _segment(array)),
         ids=0,
         results=(Keep(array=0),),
     )

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from shardserve_proto.frames import MEDIA_TYPE, encode_frame, encode_header
-from shardserve_proto.messages import ArrayArgument, CallRequest, Keep, Segment, SegmentArgument
+from shardserve_proto.messages import ArrayArgument, CallRequest, Keep, Segment, SegmentArgument, ids_segment
 from shardserve_proto.programs import Program
 from shardserve_server.front import calls
 from shardserve_server.front.direct import direct_outputs
@@ -20,7 +20,7 @@ from ..server.front.serving import Answer, Served, eventually, post_head, read_a
 from .test_buffer_reuse import front  # noqa: F401 - a fixture
 
 TRANSFER = Program(inputs=1, outputs=(0,))
-IDS = Segment(dtype="uint8", shape=(1, 16), nbytes=16)
+IDS = ids_segment()
 FRAME = {"Content-Type": MEDIA_TYPE}
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from shardserve_proto.dtypes import name_of
 from shardserve_proto.frames import MEDIA_TYPE, encode_frame, encode_header
-from shardserve_proto.messages import CallRequest, Keep, Segment, SegmentArgument
+from shardserve_proto.messages import CallRequest, Keep, Segment, SegmentArgument, ids_segment
 from shardserve_proto.programs import Program
 from tests.calls import Array
 from tests.server.front.keeping import NPY, load, npy
@@ -48,7 +48,7 @@ def put(server: RunningServer, arrays: Sequence[Array], ids: Sequence[bytes], **
     request = CallRequest(
         program=Program(inputs=count, outputs=tuple(range(count))),
         arguments=tuple(SegmentArgument(segment=number) for number in range(count)),
-        segments=(*described, Segment(dtype="uint8", shape=(count, 16), nbytes=16 * count)),
+        segments=(*described, ids_segment(count)),
         ids=count,
         results=tuple(Keep(array=number, **keep) for number in range(count)),
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 from shardserve_proto.errors import InvalidRequest
 from shardserve_proto.frames import encode_header
-from shardserve_proto.messages import ID_BYTES, ArrayArgument, CallRequest, Keep, Segment
+from shardserve_proto.messages import ArrayArgument, CallRequest, Keep, Segment, ids_segment
 from shardserve_proto.programs import Param, Program, Step, validate
 
 from .index import Slice
@@ -16,11 +16,6 @@ from .json_calls import as_tuples
 
 TRANSFER = Program(inputs=1, outputs=(0,))
 _AXIS = re.compile(r" *([^=, ]+) *= *(-?[0-9]{1,9}) *")
-
-
-def ids_segment(count: int = 1) -> Segment:
-    """The segment that a call's ids are in."""
-    return Segment(dtype="uint8", shape=(count, ID_BYTES), nbytes=count * ID_BYTES)
 
 
 def put_header(segment: Segment, keep: Keep, *, spec: str | None, mesh: str | None) -> bytes:

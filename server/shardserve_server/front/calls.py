@@ -11,12 +11,13 @@ import msgpack
 from cachetools import LRUCache
 from starlette.types import Scope, Send
 
-from shardserve_proto.errors import BadFrame, DeadlineExceeded, InvalidRequest, OutOfMemory, TooLarge
+from shardserve_proto.errors import DeadlineExceeded, InvalidRequest, OutOfMemory, TooLarge
 from shardserve_proto.frames import (
     MEDIA_TYPE,
     PRELUDE_BYTES,
     Layout,
     align,
+    check_gap,
     decode_header,
     encode_frame,
     encode_prelude,
@@ -254,13 +255,10 @@ def _ids(head: CallHead, upload: Upload) -> tuple[bytes, ...]:
 
 
 def _check_gaps(leading: bytes, upload: Upload) -> None:
-    if any(leading):
-        raise BadFrame("the gap behind the header is not zero")
+    check_gap(leading)
     end = 0
-    view = upload.view
-    for index, (offset, nbytes) in enumerate(upload.segments):
-        if offset > end and any(view[end:offset]):
-            raise BadFrame(f"the gap before segment {index} is not zero")
+    for offset, nbytes in upload.segments:
+        check_gap(upload.view[end:offset])
         end = offset + nbytes
 
 

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shardserve_proto.errors import InvalidRequest, MethodNotAllowed, NotFound, ShardserveError
 
+from ..link.tracebacks import forget_frames
 from .body import ClientGone
 from .protocol import connection_of
 from .telemetry import named_error, server_timing
@@ -44,25 +45,14 @@ class ErrorBoundary:
         try:
             await self.app(scope, receive, send_timed)
         except ClientGone as error:
-            _forget_frames(error)
+            forget_frames(error)
         except Exception as error:
             if has_begun:
                 raise
             named = named_error(error, method=scope["method"], path=scope["path"])
             connection = connection_of(scope)
-            _forget_frames(error)
+            forget_frames(error)
             await send_error(named, send_timed, close=connection is not None and connection.must_close())
-
-
-def _forget_frames(error: BaseException | None) -> None:
-    """Drop the tracebacks of an error that was handled.
-
-    Whoever waited for a body holds the error and is held by its frames, and these hold the body's memory: only the
-    collector would end that, and an upload that broke off would stay mapped until then.
-    """
-    while error is not None:
-        error.__traceback__ = None
-        error = error.__cause__ or error.__context__
 
 
 def _add_timing(message: Message, seconds: float) -> None:

@@ -12,12 +12,12 @@ import structlog
 from shardserve_proto.errors import EngineLost, OutOfMemory, ShardserveError
 from shardserve_proto.frames import encode_header
 from shardserve_proto.limits import LIMITS
-from shardserve_proto.messages import ID_BYTES, ArrayArgument, CallRequest, Keep, Segment, SegmentArgument
-from shardserve_proto.programs import Program
+from shardserve_proto.messages import CallRequest, Keep, Segment, SegmentArgument, ids_segment
 from shardserve_proto.specs import WireSpec
 
 from ..link.buffers import BufferPool, Lease
 from ..link.transfer import CallOptions, EngineReply, Upload
+from .array_calls import TRANSFER, get_header
 
 if TYPE_CHECKING:
     from .arrays import Arrays
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 PINNED = "pinned"
 #: A buffer is kept for an array that is so much of it; another one is copied out.
 PINNED_PART = 0.75
-_TRANSFER = Program(inputs=1, outputs=(0,))
 
 
 @dataclass(frozen=True)
@@ -149,9 +148,8 @@ class Pins:
         Raises:
             ShardserveError: what the engine or the pool says.
         """
-        request = CallRequest(program=_TRANSFER, arguments=(ArrayArgument(array=0),), segments=(_ids_segment(),), ids=0)
         options = CallOptions(owner=record.owner, ids=(record.id,))
-        reply = await engine.call(encode_header(request.to_wire()), Upload(((0, 0),)), options)
+        reply = await engine.call(get_header(), Upload(((0, 0),)), options)
         try:
             (segment,) = reply.segments
             if reply.lease is None:
@@ -185,9 +183,9 @@ class Pins:
         spec: WireSpec = record.info["spec"]
         mesh = tuple(record.info["mesh"]) or None
         request = CallRequest(
-            program=_TRANSFER,
+            program=TRANSFER,
             arguments=(SegmentArgument(segment=0),),
-            segments=(segment, _ids_segment()),
+            segments=(segment, ids_segment()),
             ids=1,
             mesh=mesh,
             out_shardings=None if mesh is None else (spec,),
@@ -198,10 +196,6 @@ class Pins:
         reply.release()
         ((_, info, _),) = reply.stored
         return info
-
-
-def _ids_segment() -> Segment:
-    return Segment(dtype="uint8", shape=(1, ID_BYTES), nbytes=ID_BYTES)
 
 
 def copied_segments(call: CallRequest) -> Sequence[int | None]:

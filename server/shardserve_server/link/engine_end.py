@@ -43,6 +43,7 @@ from .messages import (
     error_from_wire,
     error_to_wire,
 )
+from .tracebacks import forget_frames
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -271,7 +272,7 @@ class EngineEnd:
         if outputs.lease is not None:
             self._channel.send(Released(outputs.lease))
         self._channel.send(Failed(call.call, error_to_wire(self._named(error))))
-        _forget_frames(error)
+        forget_frames(error)
 
     def _reply(self, call: Call, answer: Answer, outputs: _Outputs) -> None:
         ranges = outputs.ranges(answer.segments)
@@ -309,10 +310,3 @@ class EngineEnd:
                 self._channel.send(Released(lease))
         except BrokenLink:
             return
-
-
-def _forget_frames(error: BaseException | None) -> None:
-    """Drop the tracebacks of an error: their frames hold the call's arrays, in a cycle that only the collector ends."""
-    while error is not None:
-        error.__traceback__ = None
-        error = error.__cause__ or error.__context__

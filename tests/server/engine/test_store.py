@@ -15,16 +15,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from shardserve_proto.abstract import Aval
 from shardserve_proto.dtypes import DTYPES
 from shardserve_proto.errors import Expired, InternalError, NameTaken, OutOfMemory, TooLarge
-from shardserve_proto.frames import encode_header
-from shardserve_proto.messages import CallRequest, Keep, Segment, SegmentArgument
+from shardserve_proto.frames import decode_header, encode_header
+from shardserve_proto.messages import ArrayArgument, CallRequest, Keep, Segment, SegmentArgument, ids_segment
 from shardserve_proto.programs import Program, Step
 from shardserve_proto.specs import P
 from shardserve_server.engine import call as call_module
 from shardserve_server.engine.call import RunningCall
 from shardserve_server.engine.engine import Engine, EngineSettings
 from shardserve_server.engine.executable import Executable
+from shardserve_server.engine.ledger import Ledger
 from shardserve_server.engine.placement import Where, place
 from shardserve_server.engine.store import Store
 from tests.residents import TRANSFER, Handle, aligned, get, put, run
@@ -112,7 +114,7 @@ def _put_segment(engine: Engine, segment: Any, x: Any, handle: Handle, spec: Any
         arguments=(SegmentArgument(segment=0),),
         segments=(
             Segment(dtype=x.dtype.name, shape=x.shape, nbytes=x.nbytes),
-            Segment(dtype="uint8", shape=(1, 16), nbytes=16),
+            ids_segment(),
         ),
         ids=1,
         results=(Keep(array=0),),
@@ -151,8 +153,6 @@ def test_results_that_are_kept_and_results_that_are_data_mix(engine: Engine) -> 
             "outputs": (1, 2),
         }
     )
-    from shardserve_proto.frames import decode_header, encode_header
-    from shardserve_proto.messages import CallRequest, Keep, Segment, SegmentArgument
 
     key = secrets.token_bytes(16)
     request = CallRequest(
@@ -160,7 +160,7 @@ def test_results_that_are_kept_and_results_that_are_data_mix(engine: Engine) -> 
         arguments=(SegmentArgument(segment=0),),
         segments=(
             Segment(dtype="float64", shape=(3, 4), nbytes=96),
-            Segment(dtype="uint8", shape=(1, 16), nbytes=16),
+            ids_segment(),
         ),
         ids=1,
         results=(Keep(array=0), None),
@@ -175,13 +175,11 @@ def test_an_array_that_is_deleted_is_gone_for_new_calls_and_there_for_running_on
     x = np.random.default_rng(0).random((2000, 2000))
     handle = put(engine, x)
     program = Program.of_kernel("sum", operands=1)
-    from shardserve_proto.frames import encode_header
-    from shardserve_proto.messages import ArrayArgument, CallRequest, Segment
 
     request = CallRequest(
         program=program,
         arguments=(ArrayArgument(array=0),),
-        segments=(Segment(dtype="uint8", shape=(1, 16), nbytes=16),),
+        segments=(ids_segment(),),
         ids=0,
     )
     header = encode_header(request.to_wire())
@@ -338,7 +336,7 @@ def two_results(x: Any) -> tuple[bytes, list[Any], list[bytes]]:
         arguments=(SegmentArgument(segment=0),),
         segments=(
             Segment(dtype=x.dtype.name, shape=x.shape, nbytes=x.nbytes),
-            Segment(dtype="uint8", shape=(1, 16), nbytes=16),
+            ids_segment(),
         ),
         ids=1,
         mesh="default",
@@ -349,9 +347,6 @@ def two_results(x: Any) -> tuple[bytes, list[Any], list[bytes]]:
 
 
 def test_the_result_of_a_call_that_kept_an_id_twice_is_not_counted_twice() -> None:
-    from shardserve_proto.abstract import Aval
-    from shardserve_server.engine.ledger import Ledger
-
     ledger = Ledger(1000)
     store = Store(ledger)
     array = jax.numpy.ones(4, "float32")
@@ -392,7 +387,7 @@ def test_a_call_that_waits_for_room_holds_up_nobody(small: Engine, end: str) -> 
             arguments=(SegmentArgument(segment=0),),
             segments=(
                 Segment(dtype="float64", shape=(75_000,), nbytes=600_000),
-                Segment(dtype="uint8", shape=(1, 16), nbytes=16),
+                ids_segment(),
             ),
             ids=1,
             results=(Keep(array=0),),
