@@ -6,7 +6,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,19 +14,13 @@ import numpy as np
 import pytest
 
 from shardserve_proto.dtypes import DTYPES
-from shardserve_proto.errors import OutOfMemory
 from shardserve_proto.frames import MEDIA_TYPE
-from shardserve_proto.messages import ArrayInfo
-from shardserve_server.front.arrays import Arrays
-from shardserve_server.front.auth import Keys
 from shardserve_server.front.npy import encode_header
-from shardserve_server.front.routes import bodies, kernels
 from shardserve_server.settings import Settings
 
-from .keeping import NPY, Keeping, KeepingEngine, info_of, load, npy
-from .serving import Answer, eventually, post_head, read_answer, serving
+from .keeping import NPY, Keeping, KeepingEngine, load, npy
+from .serving import eventually, post_head, read_answer, serving
 
-KEYS = {"ann": "ann-key-0123456789abcdef", "bob": "bob-key-0123456789abcdef"}
 X = np.arange(60, dtype=np.float32).reshape(3, 4, 5)
 
 
@@ -35,13 +29,6 @@ def front() -> Iterator[Keeping]:
     settings = Settings(port=0, stop_grace_s=1, arrays_per_owner=50, pinned_bytes=2**20)
     with serving(settings=settings, make_engine=KeepingEngine) as served:
         yield Keeping(served)
-
-
-@pytest.fixture
-def owners() -> Iterator[tuple[Keeping, Keeping]]:
-    """Two owners of one front."""
-    with serving(keys=Keys(KEYS.items()), make_engine=KeepingEngine) as served:
-        yield Keeping(served, key=KEYS["ann"]), Keeping(served, key=KEYS["bob"])
 
 
 # --- up and down -----------------------------------------------------------------------------------------------------
@@ -381,227 +368,3 @@ def test_handles_used_renewed_and_deleted_across_their_end_are_right_or_gone(fro
     eventually(lambda: not front.engine.arrays, within_s=5)
     assert front.engine.freed_twice == []
     assert front.ask("GET", "/v1/arrays").json == []
-
-
-# --- owners ----------------------------------------------------------------------------------------------------------
-
-
-def test_another_owner_s_array_is_answered_as_an_unknown_one_on_every_route(owners: tuple[Keeping, Keeping]) -> None:
-    """C5: the answers are equal byte for byte, before the array is there, while it is, and after."""
-    ann, bob = owners
-    key = secrets.token_hex(16)
-
-    def answers() -> list[tuple[int, bytes]]:
-        argument = {"arguments": [{"array": key}]}
-        found = [
-            bob.ask("GET", f"/v1/arrays/{key}"),
-            bob.ask("GET", f"/v1/arrays/{key}?slice=0"),
-            bob.ask("GET", f"/v1/arrays/{key}/info"),
-            bob.json("PUT", f"/v1/arrays/{key}/lease", {"ttl_s": 1}),
-            bob.json("PUT", f"/v1/arrays/{key}/lease", {"pinned": True}),
-            bob.ask("DELETE", f"/v1/arrays/{key}"),
-            bob.json("POST", "/v1/kernels/identity", argument),
-            bob.json("POST", "/v1/kernels/identity", argument | {"keep": {}}),
-            bob.ask("GET", "/v1/arrays/secret"),
-            bob.json("POST", "/v1/kernels/identity", {"arguments": [{"array": "secret"}]}),
-            bob.json("POST", "/v1/arrays/release", {"ids": [key]}),
-            bob.ask("GET", "/v1/arrays"),
-            bob.ask("GET", "/v1/arrays?name=secret"),
-        ]
-        assert [answer.status for answer in found] == [404] * 10 + [200] * 3
-        return [(answer.status, answer.body) for answer in found]
-
-    unknown = answers()
-    ann.put(X, id=key, name="secret")
-    assert answers() == unknown
-    np.testing.assert_array_equal(load(ann.ask("GET", f"/v1/arrays/{key}")), X)
-    assert ann.ask("DELETE", f"/v1/arrays/{key}").status == 204
-    assert answers() == unknown
-
-
-def test_two_owners_share_an_id_and_a_name_without_noticing(owners: tuple[Keeping, Keeping]) -> None:
-    """C5."""
-    ann, bob = owners
-    key = secrets.token_hex(16)
-    for owner, factor in ((ann, 1), (bob, 2)):
-        owner.put(X * factor, id=key, name="w")
-    assert ann.ask("DELETE", "/v1/arrays/w").status == 204
-    np.testing.assert_array_equal(load(bob.ask("GET", f"/v1/arrays/{key}")), X * 2)
-
-
-def test_the_ledger_names_no_array_of_another_owner(owners: tuple[Keeping, Keeping]) -> None:
-    """C5."""
-    ann, bob = owners
-    mine, theirs = ann.put(X, name="mine"), bob.put(X, name="theirs")
-    answer = ann.ask("GET", "/v1/memory")
-    memory = answer.json
-    assert {(h["name"], h["id"], h["is_own"], h["what"]) for h in memory["holders"]} == {
-        ("mine", mine["id"], True, "array"), (None, None, False, "array"), (None, None, False, "call"),
-    }  # fmt: skip
-    assert (memory["resident_bytes"], memory["own_resident_bytes"]) == (2 * X.nbytes, X.nbytes)
-    assert (memory["arrays"], memory["reserved_bytes"]) == (1, 64)
-    for secret in (theirs["id"], "theirs", "bob", "somebody"):
-        assert secret.encode() not in answer.body
-
-
-def test_an_error_for_want_of_memory_names_the_holders_as_their_owner_may_see_them(
-    owners: tuple[Keeping, Keeping],
-) -> None:
-    """D1, C5."""
-    ann, bob = owners
-    mine, theirs = ann.put(X, name="mine"), bob.put(X, name="theirs")
-    told = [
-        {"what": "array", "device_bytes": 9, "age_s": 1.0, "owner": owner, "id": info["id"]}
-        for owner, info in (("ann", mine), ("bob", theirs))
-    ]
-    calls: list[Callable[[], Answer]] = [
-        lambda: ann.try_put(X),
-        lambda: ann.ask("GET", "/v1/arrays/mine"),
-        lambda: ann.json("PUT", "/v1/arrays/mine/lease", {"pinned": True}),
-        lambda: ann.json("POST", "/v1/kernels/identity", {"arguments": [{"array": "mine"}]}),
-    ]
-    for call in calls:
-        ann.engine.full = OutOfMemory("no room", details={"needed_bytes": 5, "free_bytes": 1, "holders": list(told)})
-        answer = call()
-        assert (answer.status, answer.code) == (507, "out_of_memory")
-        details = answer.json["error"]["details"]
-        assert (details["needed_bytes"], details["free_bytes"]) == (5, 1)
-        own, other = details["holders"]
-        assert (own["name"], own["id"], own["is_own"]) == ("mine", mine["id"], True)
-        assert (other["name"], other["id"], other["is_own"]) == (None, None, False)
-        assert b"bob" not in answer.body
-
-
-# --- declared --------------------------------------------------------------------------------------------------------
-
-
-def test_a_declared_array_may_be_used_by_everybody_and_changed_by_nobody(owners: tuple[Keeping, Keeping]) -> None:
-    ann, bob = owners
-    key = secrets.token_bytes(16)
-    engine = ann.engine
-    engine.arrays["\0declared", key] = X
-    services = _arrays_of(ann)
-    services.declare([ArrayInfo(**info_of(X), id=key.hex(), name="vectors", is_declared=True)])
-    for owner in (ann, bob):
-        for text in ("vectors", key.hex()):
-            np.testing.assert_array_equal(load(owner.ask("GET", f"/v1/arrays/{text}")), X)
-            for answer in (
-                owner.ask("DELETE", f"/v1/arrays/{text}"),
-                owner.json("PUT", f"/v1/arrays/{text}/lease", {"ttl_s": 1}),
-                owner.json("PUT", f"/v1/arrays/{text}/lease", {"pinned": True}),
-                owner.try_put(X, name="vectors", replace=True),
-            ):
-                assert (answer.status, answer.code) == (403, "forbidden")
-        assert owner.json("POST", "/v1/arrays/release", {"ids": [key.hex()]}).json == {"released": 0}
-        (info,) = owner.ask("GET", "/v1/arrays").json
-        assert (info["is_declared"], info["ttl_s"], info["name"]) == (True, None, "vectors")
-        holder = owner.ask("GET", "/v1/memory").json["holders"][0]
-        assert (holder["name"], holder["is_own"]) == ("vectors", False)
-    assert engine.arrays
-
-
-def _arrays_of(front: Keeping) -> Arrays:
-    assert front.served.services is not None
-    return front.served.services.arrays
-
-
-# --- calls in JSON ---------------------------------------------------------------------------------------------------
-
-
-def test_a_json_call_takes_arrays_by_id_and_by_name(front: Keeping) -> None:
-    info = front.put(X[0, 0], name="x")
-    for text in ("x", info["id"]):
-        (result,) = front.json("POST", "/v1/kernels/identity", {"arguments": [{"array": text}]}).json["results"]
-        assert result["data"] == X[0, 0].tolist()
-
-
-def test_a_json_call_keeps_its_result(front: Keeping) -> None:
-    front.put(X, name="x")
-    key = secrets.token_hex(16)
-    keep = {"id": key, "name": "y", "ttl_s": 5, "replace": True}
-    reply = front.json("POST", "/v1/kernels/identity", {"arguments": [{"array": "x"}], "keep": keep}).json
-    (info,) = reply["results"]
-    assert (info["id"], info["name"], info["ttl_s"], info["shape"]) == (key, "y", 5.0, [3, 4, 5])
-    assert "report" in reply
-    np.testing.assert_array_equal(load(front.ask("GET", "/v1/arrays/y")), X)
-    pinned = front.json("POST", "/v1/kernels/identity", {"arguments": [[1, 2]], "keep": {"pinned": True}}).json
-    assert pinned["results"][0]["host_bytes"] == 16
-
-
-@pytest.mark.parametrize(
-    ("body", "says"),
-    [
-        ({"arguments": [{"array": 5}]}, '{"array": id or name}'),
-        ({"arguments": [{"array": "x", "dtype": "int8"}]}, '{"array": id or name}'),
-        ({"arguments": [1], "keep": 5}, "keep is an object"),
-        ({"arguments": [1], "keep": True}, "keep is an object"),
-        ({"arguments": [1], "keep": False}, "keep is an object"),
-        ({"arguments": [1], "keep": {"replace": True}}, "replace moves a name, and none is given"),
-        ({"arguments": [1], "keep": {"ttl": 5}}, "did you mean 'ttl_s'"),
-        ({"arguments": [1], "keep": {"id": "x"}}, "32 hex digits"),
-        ({"arguments": [1], "keep": {"ttl_s": "5"}}, "ttl_s"),
-        ({"arguments": [1], "keep": {"ttl_s": True}}, "ttl_s"),
-        ({"arguments": [1], "keep": {"ttl_s": -(10**400)}}, "ttl_s"),
-        (b'{"arguments": [1], "keep": {"ttl_s": 1e999}}', "ttl_s"),
-        ({"arguments": [1], "keep": {"name": "a b"}}, "name: an array's name is"),
-        ({"arguments": [1], "keep": {"array": 0}}, "unknown field 'array'"),
-    ],
-)
-def test_a_wrong_reference_or_wish_is_named(front: Keeping, body: Any, says: str) -> None:
-    answer = front.json("POST", "/v1/kernels/identity", body)
-    assert (answer.status, answer.code) == (400, "bad_request")
-    assert says in answer.json["error"]["message"]
-
-
-@pytest.mark.parametrize("seconds", [b"1" + b"0" * 400, b"-1" + b"0" * 400, b"1e400"])
-def test_a_timeout_that_is_not_finite_is_refused_by_name(front: Keeping, seconds: bytes) -> None:
-    answer = front.json("POST", "/v1/kernels/identity", b'{"arguments": [[1]], "timeout_s": ' + seconds + b"}")
-    assert (answer.status, answer.code) == (400, "bad_request")
-    assert answer.json["error"]["message"].startswith("timeout_s: ")
-    longest = front.json("POST", "/v1/kernels/identity", {"arguments": [[1]], "timeout_s": 10**300})
-    assert longest.status == 200
-
-
-def test_large_json_is_read_and_written_where_it_holds_up_nobody(
-    front: Keeping, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """J3: a body of a mebibyte would take the event loop a third of a second."""
-    threads: dict[str, set[str]] = {}
-
-    def watched(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            threads.setdefault(name, set()).add(threading.current_thread().name)
-            return function(*args, **kwargs)
-
-        return run
-
-    for module, name in ((bodies, "parse_json"), (kernels, "read_call"), (kernels, "_write_reply")):
-        monkeypatch.setattr(module, name, watched(getattr(module, name), name))
-    front.put(X, name="x")
-    assert front.json("POST", "/v1/kernels/identity", {"arguments": [{"array": "x"}]}).status == 200
-    assert threads == {name: {"front"} for name in ("parse_json", "read_call", "_write_reply")}
-    threads.clear()
-    numbers = list(range(20_000))
-    (result,) = front.json("POST", "/v1/kernels/identity", {"arguments": [numbers]}).json["results"]
-    assert result["data"] == numbers
-    assert "front" not in set.union(*threads.values())
-    assert set(threads) == {"parse_json", "read_call", "_write_reply"}
-
-
-def test_an_unknown_array_in_a_json_call_is_404_with_the_nearest_name(front: Keeping) -> None:
-    front.put(X, name="catalogue")
-    answer = front.json("POST", "/v1/kernels/identity", {"arguments": [{"array": "catalog"}]})
-    assert (answer.status, answer.code) == (404, "not_found")
-    assert "did you mean 'catalogue'" in answer.json["error"]["message"]
-
-
-def test_nothing_is_answered_but_503_while_the_engine_is_away(front: Keeping) -> None:
-    front.put(X, name="x")
-    front.engine.state = "starting"
-    for answer in (
-        front.try_put(X),
-        front.ask("GET", "/v1/arrays/x"),
-        front.json("POST", "/v1/kernels/identity", {"arguments": [{"array": "x"}]}),
-    ):
-        assert (answer.status, answer.code) == (503, "engine_starting")
-    assert front.ask("GET", "/v1/arrays/x/info").status == 200
