@@ -251,6 +251,7 @@ class EngineInfo(WireModel):
     kernels: tuple[KernelInfo, ...]
     memory_bytes: int
     compile_cache_entries: int
+    queue_depth: int
     notes: tuple[str, ...]
     declared: tuple[ArrayInfo, ...] = ()
 

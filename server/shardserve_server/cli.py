@@ -1,9 +1,8 @@
-"""The command `shardserve`: serve, info, call, demo, settings; those for arrays are in `cli_arrays.py`."""
+"""The command `shardserve`: info, call, demo, settings. `cli_serve.py` and `cli_arrays.py` have the others."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 from importlib.metadata import version
 from pathlib import Path
@@ -16,6 +15,7 @@ from rich.table import Table
 from .cli_arrays import register as register_arrays
 from .cli_client import InsecureOption, JsonOption, UrlOption, connected
 from .cli_files import check_folder, load, save
+from .cli_serve import register as register_serving
 
 app = typer.Typer(
     name="shardserve",
@@ -23,8 +23,6 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,  # its tracebacks show local variables, keys among them
 )
-
-BAD_SETTING_STATUS = 2
 
 
 def _print_version(wanted: bool) -> None:
@@ -40,82 +38,6 @@ def _shardserve(
     ] = False,
 ) -> None:
     """A mesh of accelerators behind one HTTP endpoint."""
-
-
-@app.command()
-def serve(
-    host: Annotated[
-        str | None, typer.Option(help="Address to listen on; one that is not loopback needs a key.")
-    ] = None,
-    port: Annotated[int | None, typer.Option(help="TCP port; 0 takes a free one.")] = None,
-    devices: Annotated[int | None, typer.Option(help="Run on so many virtual CPU devices.")] = None,
-    mesh: Annotated[list[str] | None, typer.Option(help="Add a named mesh, as NAME:x=4,y=2; repeatable.")] = None,
-    key_file: Annotated[Path | None, typer.Option(help="File of keys: a label and a key on each line.")] = None,
-    body_bytes: Annotated[str | None, typer.Option(help="Largest frame, for example 4GiB.")] = None,
-    buffer_bytes: Annotated[str | None, typer.Option(help="Shared buffers, all together.")] = None,
-    memory_bytes: Annotated[str | None, typer.Option(help="Device memory that calls may plan with.")] = None,
-    arrays_file: Annotated[Path | None, typer.Option(help="TOML table of arrays to read at every start.")] = None,
-    arrays_root: Annotated[Path | None, typer.Option(help="Folder that holds the files of --arrays-file.")] = None,
-    queue_depth: Annotated[int | None, typer.Option(help="Calls that may wait for the engine.")] = None,
-    timeout_s: Annotated[float | None, typer.Option(help="Deadline of a call that names none, in seconds.")] = None,
-    stop_at_eof: Annotated[
-        bool, typer.Option(help="Stop when standard input ends: with the program that started it.")
-    ] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Serve until SIGTERM or Ctrl-C. Every setting is also read from SHARDSERVE_<NAME>; see `shardserve settings`."""
-    given = {
-        "host": host,
-        "port": port,
-        "devices": devices,
-        "meshes": ";".join(mesh) if mesh else None,
-        "key_file": key_file,
-        "body_bytes": body_bytes,
-        "buffer_bytes": buffer_bytes,
-        "memory_bytes": memory_bytes,
-        "arrays_file": arrays_file,
-        "arrays_root": arrays_root,
-        "queue_depth": queue_depth,
-        "timeout_s": timeout_s,
-    }
-    from .front.server import run
-    from .settings import BadSetting, StartRefused, load_settings
-
-    try:
-        settings = load_settings({name: value for name, value in given.items() if value is not None})
-        announce = _announce_json if as_json else functools.partial(_announce, settings.host)
-        run(settings, announce=announce, stop_at_eof=stop_at_eof)
-    except (BadSetting, StartRefused) as error:
-        typer.echo(f"shardserve: {error}", err=True)
-        raise typer.Exit(BAD_SETTING_STATUS) from None
-
-
-def _announce_json(facts: dict[str, Any]) -> None:
-    made = facts.pop("made_key", None)
-    typer.echo(json.dumps(facts))
-    if made is not None:
-        _announce_key(made, facts["key_file"])
-
-
-def _announce(host: str, facts: dict[str, Any]) -> None:
-    from .settings import is_loopback
-
-    where = facts["url"] if is_loopback(host) else f"{host}, port {facts['url'].rpartition(':')[2]}"
-    typer.echo(f"shardserve {facts['version']} listens on {where} (pid {facts['pid']}); the engine is loading")
-    if not is_loopback(host):
-        typer.echo(
-            "it speaks plain HTTP: put TLS in front, or let clients say allow_insecure=True on a network that you trust"
-        )
-    if not facts["needs_key"]:
-        typer.echo("open to this host alone, without a key")
-    if facts.get("made_key") is not None:
-        _announce_key(facts["made_key"], facts["key_file"])
-
-
-def _announce_key(key: str, path: str) -> None:
-    """Shown once, at the start that made it, and never on stdout, which is piped and kept."""
-    typer.echo(f"a key was made and stored in {path}; it is shown only now. Clients need:", err=True)
-    typer.echo(f"    export SHARDSERVE_API_KEY={key}", err=True)
 
 
 @app.command()
@@ -220,6 +142,7 @@ def _shown(value: Any) -> str:
     return "; ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
+register_serving(app)
 register_arrays(app)
 
 

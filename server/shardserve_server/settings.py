@@ -20,6 +20,7 @@ from shardserve_proto.errors import ShardserveError, nearest
 from shardserve_proto.limits import LIMITS
 from shardserve_proto.specs import MeshShape, check_name, resolve_mesh
 
+from .link.engine_command import EngineCommand, engine_environment
 from .link.regions import BufferKind, default_kind
 
 PREFIX = "SHARDSERVE_"
@@ -28,6 +29,16 @@ CLIENT_VARIABLES = frozenset({"SHARDSERVE_URL", "SHARDSERVE_API_KEY"})
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Bytes = Annotated[ByteSize, Field(ge=1)]
+Platform = Literal["cpu", "gpu", "tpu"]
+#: JAX's own words for them.
+JAX_PLATFORMS: dict[Platform, str] = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu"}
+#: What the engine is started with, and the front only passes on.
+ENGINE_SETTINGS = frozenset(
+    {
+        "devices", "platform", "meshes", "memory_bytes", "arrays_file", "arrays_root", "cache_dir", "cache_bytes",
+        "compile_cache_entries", "queue_depth",
+    }
+)  # fmt: skip
 
 
 class BadSetting(ValueError):
@@ -85,6 +96,9 @@ class Settings(BaseSettings):
     devices: Count | None = _setting(
         None, unit="devices", meaning="run on so many virtual CPU devices; empty = the devices that the host has"
     )
+    platform: Platform | None = _setting(
+        None, meaning="cpu, gpu or tpu: nothing else will do; empty = what JAX finds, the CPU at the last"
+    )
     meshes: Annotated[dict[str, MeshShape], NoDecode] = _setting(
         dict, meaning="named meshes, as NAME:x=4,y=2; several are separated by semicolons"
     )
@@ -116,11 +130,26 @@ class Settings(BaseSettings):
         None, meaning="TOML table of arrays that are read at every start, and belong to everybody"
     )
     arrays_root: Path | None = _setting(None, meaning="folder that holds the files of arrays_file")
+    cache_dir: Path | None = _setting(
+        None, meaning="folder for compiled programs that outlive the engine; it is code: for the engine's user alone"
+    )
+    cache_bytes: Bytes = _setting(
+        ByteSize(4 * 2**30), unit="bytes", meaning="size of cache_dir; what was not used for longest goes first"
+    )
     compile_cache_entries: Count = _setting(256, unit="programs", meaning="compiled programs that are kept")
     queue_depth: Count = _setting(256, unit="calls", meaning="calls that may wait for the engine")
     timeout_s: Seconds = _setting(300.0, unit="s", meaning="deadline of a call that names none")
+    engine_socket: Path | None = _setting(
+        None, meaning="use the engine that runs by itself (`shardserve engine --socket`) behind this unix socket"
+    )
     engine_start_timeout_s: Seconds = _setting(180.0, unit="s", meaning="an engine must be ready by then")
-    stop_grace_s: Seconds = _setting(10.0, unit="s", meaning="running calls may finish so long at a stop")
+    drain_delay_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = _setting(
+        0.0, unit="s", meaning="after SIGTERM the server refuses calls at least so long before it stops to listen"
+    )
+    stop_grace_s: Seconds = _setting(30.0, unit="s", meaning="accepted calls may finish so long at a stop")
+    exit_after_idle_s: Seconds | None = _setting(
+        None, unit="s", meaning="stop with status 4 when nobody has asked for anything but the probes for so long"
+    )
     keep_alive_s: Annotated[int, Field(ge=1)] = _setting(75, unit="s", meaning="an idle connection is closed after it")
     head_bytes: Bytes = _setting(ByteSize(32 * 1024), unit="bytes", meaning="largest head of a request")
     head_fields: Count = _setting(100, unit="fields", meaning="header fields that a request may have")
@@ -161,20 +190,36 @@ class Settings(BaseSettings):
             raise ValueError("arrays_root: declared arrays need the folder that their files are in")
         return self
 
+    @model_validator(mode="after")
+    def _engine_by_itself(self) -> Settings:
+        given = sorted(ENGINE_SETTINGS & self.model_fields_set)
+        if self.engine_socket is not None and given:
+            raise ValueError(f"{given[0]}: it belongs to the engine, which runs by itself; set it there")
+        return self
+
+    @model_validator(mode="after")
+    def _devices_of_platform(self) -> Settings:
+        if self.devices is not None and self.platform not in (None, "cpu"):
+            raise ValueError(f"devices: virtual devices are of the CPU, and the platform is {self.platform}")
+        return self
+
     @property
     def is_loopback(self) -> bool:
         """Whether only this host can connect."""
         return is_loopback(self.host)
 
-    def engine_json(self) -> str:
-        """What the engine is started with, as JSON."""
-        fields = {"devices", "meshes", "memory_bytes", "compile_cache_entries", "queue_depth"}
-        paths = {name: None if path is None else str(path.absolute()) for name, path in self._array_paths.items()}
-        return json.dumps(self.model_dump(include=fields) | paths)
-
-    @property
-    def _array_paths(self) -> dict[str, Path | None]:
-        return {"arrays_file": self.arrays_file, "arrays_root": self.arrays_root}
+    def engine_command(self) -> EngineCommand:
+        """How an engine with these settings is started."""
+        fields = self.model_dump(include=set(ENGINE_SETTINGS))
+        fields |= {name: str(value.absolute()) for name, value in fields.items() if isinstance(value, Path)}
+        return EngineCommand(
+            json.dumps(fields),
+            environment=engine_environment(
+                os.environ,
+                virtual_devices=self.devices,
+                jax_platforms=None if self.platform is None else JAX_PLATFORMS[self.platform],
+            ),
+        )
 
 
 def is_loopback(host: str) -> bool:

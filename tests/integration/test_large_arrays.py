@@ -15,7 +15,8 @@ import shardserve as ss
 from shardserve import P
 from shardserve_server.front.app import make_pool
 from shardserve_server.link.buffers import BufferPool
-from shardserve_server.link.engine_process import EngineCommand, EngineProcess, engine_environment
+from shardserve_server.link.engine_process import EngineProcess
+from shardserve_server.link.launchers import ChildLauncher
 from shardserve_server.settings import Settings
 from tests.server.front.serving import eventually, serving
 
@@ -31,11 +32,10 @@ MESH = {"x": 4, "y": 2}
 
 def small_engine(settings: Settings, pool: BufferPool) -> EngineProcess:
     """An engine whose windows are so small that some MiB are a long stream."""
-    environment = engine_environment(os.environ, virtual_devices=settings.devices) | {"PYTHONPATH": str(ROOT)}
-    command = EngineCommand(
-        settings.engine_json(), environment=environment, program=("-m", "tests.integration.small_windows")
-    )
-    return EngineProcess(command, pool)
+    command = settings.engine_command()
+    command.environment = {**command.environment, "PYTHONPATH": str(ROOT)}
+    command.program = ("-m", "tests.integration.small_windows")
+    return EngineProcess(ChildLauncher(command), pool)
 
 
 @pytest.fixture(scope="module")

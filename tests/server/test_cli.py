@@ -21,7 +21,8 @@ from shardserve import _config
 from shardserve_proto.dtypes import BFLOAT16
 from shardserve_proto.errors import NotFound
 from shardserve_proto.messages import KernelInfo, Report, ServerInfo
-from shardserve_server.cli import _announce, app
+from shardserve_server.cli import app
+from shardserve_server.cli_serve import _announce
 from shardserve_server.settings import CLIENT_VARIABLES
 
 EVERYWHERE = "0.0.0.0"  # noqa: S104

@@ -96,14 +96,17 @@ def test_an_unknown_setting_is_named_with_the_nearest(monkeypatch: pytest.Monkey
 def test_a_key_is_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHARDSERVE_API_KEY", "a-secret-that-nobody-sees")
     settings = load_settings()
-    for text in (repr(settings), str(settings), settings.engine_json(), settings.model_dump_json()):
+    for text in (repr(settings), str(settings), settings.engine_command().settings, settings.model_dump_json()):
         assert "secret-that" not in text
 
 
 def test_the_engine_gets_its_part_as_json() -> None:
     settings = load_settings({"devices": 8, "meshes": "grid:x=4,y=2", "queue_depth": 7})
-    assert json.loads(settings.engine_json()) == {
+    assert json.loads(settings.engine_command().settings) == {
         "devices": 8,
+        "platform": None,
+        "cache_dir": None,
+        "cache_bytes": 4 * 2**30,
         "meshes": {"grid": [["x", 4], ["y", 2]]},
         "memory_bytes": None,
         "compile_cache_entries": 256,
@@ -118,7 +121,7 @@ def test_the_table_of_arrays_needs_a_root_and_goes_to_the_engine_as_whole_paths(
         load_settings({"arrays_file": "arrays.toml"})
     assert caught.value.name == "arrays_root"
     settings = load_settings({"arrays_file": "arrays.toml", "arrays_root": "vectors"})
-    found = json.loads(settings.engine_json())
+    found = json.loads(settings.engine_command().settings)
     assert (Path(found["arrays_file"]), Path(found["arrays_root"])) == (
         Path("arrays.toml").absolute(),
         Path("vectors").absolute(),

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -27,6 +28,8 @@ from ..kernels import Registry, default_registry
 from .call import Allocate, EngineReply, RunningCall, Surroundings, named
 from .compile_cache import CompileCache
 from .declared import Library, load_declared
+from .devices import find_devices
+from .disk_cache import use_disk_cache
 from .dispatcher import Lane
 from .executable import Executable, build
 from .ledger import Ledger, describe
@@ -52,8 +55,10 @@ class EngineSettings:
 
     Attributes:
         devices: so many virtual CPU devices; None = what the host has.
+        platform: "cpu", "gpu" or "tpu", and nothing else; None = what JAX finds.
         meshes: named meshes beside "default".
         memory_bytes: what arrays may take on all devices; None = 80 % of what they have.
+        cache_dir, cache_bytes: folder for compiled programs that outlive the engine, and its size.
         compile_cache_entries: executables kept.
         queue_depth: calls that may wait; one more is refused.
         in_flight: launched programs on several devices that may be unfinished; None = 1 on CPU, else 4.
@@ -62,8 +67,11 @@ class EngineSettings:
     """
 
     devices: int | None = None
+    platform: str | None = None
     meshes: Mapping[str, MeshShape] = field(default_factory=dict)
     memory_bytes: int | None = None
+    cache_dir: str | None = None
+    cache_bytes: int = 4 * 2**30
     compile_cache_entries: int = 256
     queue_depth: int = 256
     in_flight: int | None = None
@@ -86,7 +94,9 @@ class Engine:
         configure_jax(settings.devices)
         self._settings = settings
         self._registry = registry or default_registry()
-        self._meshes = Meshes(settings.meshes, devices=settings.devices)
+        if settings.cache_dir is not None:
+            use_disk_cache(Path(settings.cache_dir), most_bytes=settings.cache_bytes)
+        self._meshes = Meshes(settings.meshes, devices=find_devices(settings.platform, count=settings.devices))
         self._memory_bytes = settings.memory_bytes or self._meshes.memory_bytes()
         entries = settings.compile_cache_entries
         self._planner = Planner(self._registry, self._meshes, memory_bytes=self._memory_bytes, entries=4 * entries)
@@ -131,6 +141,7 @@ class Engine:
             kernels=tuple(kernel.info() for kernel in self._registry.values()),
             memory_bytes=self._memory_bytes,
             compile_cache_entries=self._settings.compile_cache_entries,
+            queue_depth=self._settings.queue_depth,
             notes=_NOTES,
             declared=self._declared,
         )

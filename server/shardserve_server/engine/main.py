@@ -1,6 +1,7 @@
 """The engine process: `python -m shardserve_server.engine.main SETTINGS MESSAGES DESCRIPTORS PARENT`.
 
-The front starts it by exec, with its settings as JSON, the numbers of two inherited sockets, and its own process id.
+Its parent, the front or an `EngineService`, starts it by exec, with its settings as JSON, the numbers of two inherited
+sockets, and its own process id.
 """
 
 from __future__ import annotations
@@ -18,11 +19,14 @@ from shardserve_proto.errors import ShardserveError
 
 from ..link.channel import BrokenLink, ThreadChannel
 from ..link.descriptors import MappedBuffers, raise_descriptor_limit
+from ..link.engine_command import REFUSED_STATUS
 from ..link.engine_end import EngineEnd
 from ..link.messages import LINK_VERSION, Hello, Refused, error_to_wire
 from ..link.parent_death import die_with_parent
 
 CLOSE_GRACE_S = 2.0
+
+logger = logging.getLogger(__name__)
 
 
 def main(argv: list[str]) -> int:
@@ -30,7 +34,7 @@ def main(argv: list[str]) -> int:
     settings, messages, descriptors, parent = argv
     die_with_parent(int(parent))
     raise_descriptor_limit()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the front, which then closes the link
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for its parent, which then closes the link
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s engine %(levelname)s %(message)s")
     channel = ThreadChannel(socket.socket(fileno=int(messages)))
     buffers = MappedBuffers(socket.socket(fileno=int(descriptors)))
@@ -47,8 +51,9 @@ def _serve(settings: dict[str, Any], channel: ThreadChannel, buffers: MappedBuff
     try:
         engine = Engine(EngineSettings(**_with_tuples(settings)))
     except ShardserveError as error:
+        logger.error("cannot start: %s", error.message)
         channel.send(Refused(error_to_wire(error)))
-        return 2
+        return REFUSED_STATUS
     channel.send(Hello(LINK_VERSION, engine.info().model_dump()))
     EngineEnd(engine, channel, buffers).run()
     _exit_after(CLOSE_GRACE_S)

@@ -47,14 +47,11 @@ class Meshes:
 
     Arguments:
         named: name -> axes and sizes; one size may be -1.
-        devices: use the first so many; None = all.
+        devices: to build them over.
     """
 
-    def __init__(self, named: Mapping[str, MeshShape], *, devices: int | None = None) -> None:
-        available = jax.devices()
-        if devices is not None and len(available) < devices:
-            raise RuntimeError(f"{devices} devices were asked for, but JAX has {len(available)}")
-        self.devices: Sequence[jax.Device] = available[:devices]
+    def __init__(self, named: Mapping[str, MeshShape], *, devices: Sequence[jax.Device]) -> None:
+        self.devices = devices
         default: MeshShape = ((DEFAULT_AXIS, len(self.devices)),)
         resolved = {name: self._resolved(name, axes) for name, axes in named.items()}
         self.named: dict[str, MeshShape] = {"default": default, **resolved}

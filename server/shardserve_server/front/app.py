@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -18,7 +17,8 @@ from shardserve_proto.errors import InvalidRequest
 from shardserve_proto.programs import plain
 
 from ..link.buffers import BufferPool
-from ..link.engine_process import EngineCommand, EngineProcess, engine_environment
+from ..link.engine_process import EngineProcess
+from ..link.launchers import ChildLauncher, SocketLauncher
 from ..link.transfer import EngineLink
 from ..settings import Settings
 from .arrays import Arrays
@@ -31,6 +31,7 @@ from .routes import arrays as array_routes
 from .routes import health, kernels
 from .routes.calls import PATH, CallEndpoint
 from .services import Services
+from .stopping import Door, Stopping
 
 #: A new lease may end before the next one that is known of, so the sweep never sleeps longer.
 SWEEP_S = 1.0
@@ -69,7 +70,8 @@ def create_app(
     pins = Pins(pool, limit_bytes=settings.pinned_bytes)
     engine.before_ready = lambda started: _take_back(started, engine, arrays, pins)
     calls = Calls(settings, engine, pool, arrays, pins)
-    services = Services(settings, engine, pool, calls, arrays, pins)
+    stopping = Stopping()
+    services = Services(settings, engine, pool, calls, arrays, pins, stopping)
     app = FrontApp(
         title="shardserve",
         version=services.version,
@@ -79,12 +81,13 @@ def create_app(
         lifespan=_lifespan(services),
     )
     app.state.services = services
+    app.add_middleware(Door, stopping=stopping)
     app.add_middleware(Gate, keys=keys)
     app.add_middleware(ErrorBoundary)  # the last added is the outermost
     app.add_exception_handler(HTTPException, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
     endpoint = CallEndpoint(calls, body_bytes=settings.body_bytes)
-    app.hot = ErrorBoundary(Gate(endpoint, keys))
+    app.hot = ErrorBoundary(Gate(Door(endpoint, stopping), keys))
     app.router.add_route(PATH, endpoint, methods=["POST"])  # type: ignore[arg-type]
     for router in ROUTERS:
         app.include_router(router)
@@ -100,13 +103,10 @@ def make_pool(settings: Settings) -> BufferPool:
 
 
 def make_engine(settings: Settings, pool: BufferPool) -> EngineProcess:
-    """The engine process of these settings."""
-    command = EngineCommand(
-        settings.engine_json(),
-        environment=engine_environment(os.environ, virtual_devices=settings.devices),
-        start_timeout_s=settings.engine_start_timeout_s,
-    )
-    return EngineProcess(command, pool)
+    """The engine of these settings: a child of this process, or the one behind a socket."""
+    path = settings.engine_socket
+    launcher = ChildLauncher(settings.engine_command()) if path is None else SocketLauncher(path)
+    return EngineProcess(launcher, pool, start_timeout_s=settings.engine_start_timeout_s)
 
 
 async def _take_back(started: Runs, engine: EngineLink, arrays: Arrays, pins: Pins) -> None:

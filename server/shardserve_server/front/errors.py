@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from shardserve_proto.errors import InvalidRequest, MethodNotAllowed, NotFound, ShardserveError
+from shardserve_proto.errors import Draining, InvalidRequest, MethodNotAllowed, NotFound, ShardserveError
 
 from ..link.tracebacks import forget_frames
 from .body import ClientGone
@@ -52,7 +52,8 @@ class ErrorBoundary:
             named = named_error(error, method=scope["method"], path=scope["path"])
             connection = connection_of(scope)
             forget_frames(error)
-            await send_error(named, send_timed, close=connection is not None and connection.must_close())
+            leaves_body = connection is not None and connection.must_close()
+            await send_error(named, send_timed, close=leaves_body or isinstance(named, Draining))
 
 
 def _add_timing(message: Message, seconds: float) -> None:

@@ -16,6 +16,7 @@ from ..settings import Settings
 from .arrays import Arrays
 from .calls import Calls
 from .pins import Pins
+from .stopping import Stopping
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Services:
     calls: Calls
     arrays: Arrays
     pins: Pins
+    stopping: Stopping
     version: str = version("shardserve")
 
     def engine_info(self) -> EngineInfo:

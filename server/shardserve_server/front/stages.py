@@ -177,14 +177,21 @@ class StagedProtocol(ClosingProtocol):
         if self.pipeline or self.flow.read_paused:  # the server is not asking for it
             self._clock.start(self.limits.body_grace_s)
             return
-        cycle = self.cycle
-        if cycle.response_started:
+        if self.cycle.response_started:
             self.transport.abort()
             return
         nbytes = declared_length(self.headers)
         allowed = self.limits.body_timeout_s(nbytes)
-        self._write_error(TooSlow(f"a body of {nbytes} bytes must be here after {allowed:g} s"))
-        cycle.disconnected = True
+        self._cut_body(TooSlow(f"a body of {nbytes} bytes must be here after {allowed:g} s"))
+
+    def end_upload(self, error: ShardserveError) -> None:
+        """Answer a request whose body is still arriving, and take no more of it."""
+        if self._stage in (BODY, PAST) and not self.pipeline and not self.cycle.response_started:
+            self._cut_body(error)
+
+    def _cut_body(self, error: ShardserveError) -> None:
+        self._write_error(error)
+        self.cycle.disconnected = True
         self._end_body()
         self._close_politely()
 

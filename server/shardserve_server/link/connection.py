@@ -24,6 +24,7 @@ from .messages import (
     Cancel,
     Delete,
     Denied,
+    DropQueued,
     Failed,
     Fill,
     Filled,
@@ -120,6 +121,10 @@ class EngineConnection:
             undo: take back that a call kept them; those that another call has kept as well, stay.
         """
         self._send(Delete(owner, tuple(ids), undo))
+
+    def drop_queued(self) -> None:
+        """Have the engine refuse the calls that it has not launched yet."""
+        self._send(DropQueued())
 
     async def memory(self) -> dict[str, Any]:
         """What the engine's ledger says.

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 import structlog
 
-from shardserve_proto.errors import DeadlineExceeded, InternalError, ShardserveError
+from shardserve_proto.errors import DeadlineExceeded, Draining, InternalError, ShardserveError
 from shardserve_proto.limits import LIMITS
 
 from .channel import BrokenLink, ThreadChannel
@@ -28,6 +28,7 @@ from .messages import (
     Cancel,
     Delete,
     Denied,
+    DropQueued,
     Failed,
     Fill,
     Filled,
@@ -193,6 +194,8 @@ class EngineEnd:
                 self._channel.send(Memory(message.call, self._engine.memory()))
             case Forget():
                 self._buffers.forget(message.buffer)
+            case DropQueued():
+                self._drop_queued()
             case _:
                 raise BrokenLink("the front sent a message that only an engine sends")
 
@@ -233,6 +236,12 @@ class EngineEnd:
         stream = self._streams.pop(number, None)
         if stream is not None:
             stream.close()
+
+    def _drop_queued(self) -> None:
+        for number, future in list(self._calls.items()):
+            if future.cancel():
+                refusal = Draining("the server stops; this call was not begun", retry_after_s=1.0)
+                self._channel.send(Failed(number, error_to_wire(refusal)))
 
     def _fill(self, message: Fill) -> None:
         memory = memoryview(self._buffers.writable(message.buffer))[: message.nbytes]

@@ -1,19 +1,12 @@
-"""The engine process, seen from the front: started by exec, watched, and started again when it dies."""
+"""The engine process, seen from the front: launched, watched, and launched again when it dies."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import math
-import os
-import socket
-import subprocess
-import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import structlog
@@ -23,57 +16,13 @@ from shardserve_proto.messages import EngineInfo
 
 from .buffers import BufferPool
 from .connection import EngineConnection
+from .engine_command import DEATHS_WINDOW_S, Deaths, describe
+from .launchers import Launched, Launcher
 from .transfer import NO_OPTIONS, CallOptions, EngineReply, EngineState, Upload
 
-ENGINE_PROGRAM = ("-m", "shardserve_server.engine.main")
-DEATHS_ALLOWED = 3
-DEATHS_WINDOW_S = 60.0
 STOP_GRACE_S = 5.0
 START_PAUSE_S = 1.0
-MOST_START_PAUSE_S = 30.0
-
-
-def engine_environment(environment: Mapping[str, str], *, virtual_devices: int | None) -> dict[str, str]:
-    """The child's environment: without the server's keys, and with virtual CPU devices if they are asked for."""
-    child = {name: value for name, value in environment.items() if not name.startswith("SHARDSERVE_")}
-    if virtual_devices is not None:
-        flags = [flag for flag in child.get("XLA_FLAGS", "").split() if "host_platform_device_count" not in flag]
-        child["XLA_FLAGS"] = " ".join([*flags, f"--xla_force_host_platform_device_count={virtual_devices}"])
-        child["JAX_PLATFORMS"] = "cpu"
-    return child
-
-
-@dataclass
-class EngineCommand:
-    """How to start an engine.
-
-    Attributes:
-        settings: JSON that the engine reads as its settings.
-        environment: the child's whole environment.
-        program: arguments of the Python interpreter.
-        start_timeout_s: an engine that is not ready by then is ended, and counts as dead.
-    """
-
-    settings: str
-    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
-    program: Sequence[str] = ENGINE_PROGRAM
-    start_timeout_s: float = 180.0
-
-    def spawn(
-        self, messages: socket.socket, descriptors: socket.socket, *, is_restart: bool = False
-    ) -> subprocess.Popen[bytes]:
-        """Start the process with its ends of both sockets; never a fork of this one, whose threads would not follow."""
-        ends = (messages.fileno(), descriptors.fileno())
-        settings = json.dumps(json.loads(self.settings) | {"is_restart": is_restart})
-        argv = [sys.executable, *self.program, settings, *map(str, ends), str(os.getpid())]
-        return subprocess.Popen(  # noqa: S603 - our own interpreter and program
-            argv,
-            env=dict(self.environment),
-            pass_fds=ends,
-            stdin=subprocess.DEVNULL,
-            stdout=2,  # nothing of the engine belongs on the front's stdout, which scripts read
-            process_group=0,  # Ctrl-C is for the front, which ends the engine in good order
-        )
+MOST_START_PAUSE_S = 5.0
 
 
 class EngineProcess:
@@ -81,18 +30,17 @@ class EngineProcess:
     of these may share a pool.
 
     Arguments:
-        command: how to start the engine.
+        launcher: where engines come from.
         pool: the shared buffers.
-        on_change: called after each change of state.
+        start_timeout_s: an engine that is not ready by then is ended, and counts as dead.
 
     Attributes:
+        on_change: called after each change of state.
         on_first_refusal: called with the reason when the first engine cannot start with its settings. Later ones may
             be refused too (a file of declared arrays has changed); the server then stays up and says so.
     """
 
-    def __init__(
-        self, command: EngineCommand, pool: BufferPool, *, on_change: Callable[[EngineState], None] = lambda _: None
-    ) -> None:
+    def __init__(self, launcher: Launcher, pool: BufferPool, *, start_timeout_s: float = 180.0) -> None:
         self.state: EngineState = "down"
         self.reason = "the engine was not started"
         self.info: EngineInfo | None = None
@@ -100,12 +48,13 @@ class EngineProcess:
         self.starts = 0
         self.before_ready: Callable[[EngineConnection], Awaitable[None]] | None = None
         self.on_first_refusal: Callable[[str], None] | None = None
-        self._command = command
+        self.on_change: Callable[[EngineState], None] | None = None
+        self._launcher = launcher
         self._pool = pool
-        self._on_change = on_change
+        self._start_timeout_s = start_timeout_s
         self._connection: EngineConnection | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-        self._deaths: deque[float] = deque(maxlen=DEATHS_ALLOWED)
+        self._process: Launched | None = None
+        self._deaths = Deaths()
         self._start_timer: asyncio.TimerHandle | None = None
         self._started_at = 0.0
         self._start_s = 5.0  # of the last start that succeeded; a guess until then
@@ -116,32 +65,36 @@ class EngineProcess:
         self._log = structlog.get_logger("shardserve.engine")
 
     async def start(self) -> None:
-        """Start the process; it is ready later."""
+        """Start the engine; it is ready later.
+
+        Raises:
+            OSError: a child of one's own cannot be started. One that runs by itself is waited for.
+        """
+        if self._launcher.is_own:
+            await self._launch()
+        else:
+            self._starting = asyncio.get_running_loop().create_task(self._start_patiently())
+
+    async def _launch(self) -> None:
         loop = asyncio.get_running_loop()
         self._gone.clear()
         self._started_at = time.monotonic()
+        if self.state != "starting":
+            self._enter("starting", "the engine is loading")
+        process = await self._launcher.launch(is_restart=self.starts > 0)
         self.starts += 1
         self._enter("starting", "the engine is loading")
-        message_ends, descriptor_ends = _socket_pairs()
         connection = EngineConnection(
             self._pool,
-            descriptors=descriptor_ends[0],
+            descriptors=process.descriptors,
             on_hello=lambda info: self._on_hello(info, connection),
             on_refused=self._on_refused,
             on_end=lambda: self._on_link_end(connection),
         )
-        with message_ends[1], descriptor_ends[1]:
-            try:
-                process = self._command.spawn(message_ends[1], descriptor_ends[1], is_restart=self.starts > 1)
-            except OSError:
-                message_ends[0].close()
-                connection.return_buffers()
-                connection.close()
-                raise
         self._process, self._connection, self.pid = process, connection, process.pid
         threading.Thread(target=_wait, args=(process, loop, self._on_death), name="engine-wait", daemon=True).start()
-        self._start_timer = loop.call_later(self._command.start_timeout_s, self._kill)
-        await connection.open(message_ends[0])
+        self._start_timer = loop.call_later(self._start_timeout_s, self.kill)
+        await connection.open(process.messages)
 
     async def stop(self) -> None:
         """End the process: the closed link asks it to, and SIGKILL follows when it does not listen."""
@@ -154,11 +107,17 @@ class EngineProcess:
         self._enter("down", "the server is stopping")
         self._connection.fail_calls(EngineLost("the server is stopping"))
         self._connection.close()
+        if not await self._is_gone_within(STOP_GRACE_S):
+            self.kill()
+            if not await self._is_gone_within(STOP_GRACE_S):
+                self._log.error("engine does not end", pid=self.pid)
+
+    async def _is_gone_within(self, seconds: float) -> bool:
         try:
-            await asyncio.wait_for(self._gone.wait(), STOP_GRACE_S)
+            await asyncio.wait_for(self._gone.wait(), seconds)
         except TimeoutError:
-            self._kill()
-            await self._gone.wait()
+            return False
+        return True
 
     async def call(self, header: bytes, upload: Upload, options: CallOptions = NO_OPTIONS) -> EngineReply:
         """Run a call on the engine.
@@ -179,6 +138,11 @@ class EngineProcess:
         """Have the engine forget resident arrays; one that is gone has forgotten them already."""
         if self._connection is not None:
             self._connection.delete(owner, ids, undo=undo)
+
+    def drop_queued(self) -> None:
+        """Have the engine refuse the calls that it has not launched yet."""
+        if self._connection is not None:
+            self._connection.drop_queued()
 
     async def memory(self) -> dict[str, Any]:
         """What the engine's ledger of device memory says.
@@ -210,7 +174,8 @@ class EngineProcess:
 
     def _enter(self, state: EngineState, reason: str) -> None:
         self.state, self.reason = state, reason
-        self._on_change(state)
+        if self.on_change is not None:
+            self.on_change(state)
 
     def _on_hello(self, info: EngineInfo, connection: EngineConnection) -> None:
         self._disarm()
@@ -233,7 +198,7 @@ class EngineProcess:
             return  # it died meanwhile, and starts again
         except Exception as error:
             self._log.error("engine could not be prepared", exc_info=error)
-            self._kill()
+            self.kill()
             return
         if connection is self._connection and self.state == "starting":
             self._on_ready(info)
@@ -244,12 +209,10 @@ class EngineProcess:
         self._log.info("engine ready", pid=self.pid, start_s=round(self._start_s, 3), devices=len(info.devices))
 
     def _on_refused(self, error: ShardserveError) -> None:
-        if self.starts > 1:  # the settings were good once: what they refer to has changed, and may change back
-            self._log.error("engine refused its settings at a restart", reason=error.message)
-            return
+        if self.starts > 1 or not self._launcher.is_own:
+            return  # they were good once, or are somebody else's: what they refer to may change (back)
         self._is_stopping = True  # the same settings would be refused again
         self._enter("down", f"the engine cannot start with these settings: {error.message}")
-        self._log.error("engine refused its settings", reason=error.message)
         if self.on_first_refusal is not None:
             self.on_first_refusal(error.message)
 
@@ -257,10 +220,10 @@ class EngineProcess:
         """The engine's end of the link is closed: whoever waits learns it now, before waitpid has the verdict."""
         if connection is self._connection and not self._is_stopping:
             self._lose(connection)
-            self._kill()  # a process that lives on without its link is of no use
+            self.kill()  # a process that lives on without its link is of no use
 
-    def _on_death(self, process: subprocess.Popen[bytes], status: int) -> None:
-        """waitpid has spoken: the process holds nothing any more."""
+    def _on_death(self, process: Launched, status: int | None) -> None:
+        """waitpid, or what stands for it, has spoken: the process holds nothing any more."""
         connection = self._connection
         if process is not self._process or connection is None:
             return
@@ -271,7 +234,7 @@ class EngineProcess:
         self._connection, self._process, self.pid = None, None, None
         self._gone.set()
         if not self._is_stopping:
-            self._log.error("engine died", how=_describe(status), starts=self.starts)
+            self._log.error("engine died", how=describe(status), starts=self.starts)
             self._restart(status)
 
     def _lose(self, connection: EngineConnection) -> None:
@@ -282,33 +245,32 @@ class EngineProcess:
         text = "the engine died during the call; it is starting again, but this call is not repeated"
         connection.fail_calls(EngineLost(text, retry_after_s=self._retry_after_s()))
 
-    def _restart(self, status: int) -> None:
-        now = time.monotonic()
-        self._deaths.append(now)
-        if len(self._deaths) == DEATHS_ALLOWED and now - self._deaths[0] < DEATHS_WINDOW_S:
-            reason = (
-                f"the engine died {DEATHS_ALLOWED} times within {DEATHS_WINDOW_S:.0f} s (last: {_describe(status)})"
-            )
+    def _restart(self, status: int | None) -> None:
+        reason = self._deaths.add(status) if self._launcher.is_own else None
+        if reason is not None:
             self._enter("down", f"{reason}; it stays down until the server is restarted")
             self._log.error("engine stays down", reason=self.reason)
             return
-        self._starting = asyncio.get_running_loop().create_task(self._start_again())
+        self._starting = asyncio.get_running_loop().create_task(self._start_patiently())
 
-    async def _start_again(self) -> None:
+    async def _start_patiently(self) -> None:
         """Start the next life; a host that has no room for a process now may have it later."""
-        pause_s = START_PAUSE_S
+        pause_s, told = START_PAUSE_S, ""
         while not self._is_stopping:
             try:
-                await self.start()
+                await self._launch()
                 return
             except OSError as error:
-                reason = f"the engine cannot be started now ({error.strerror}); the next try is in {pause_s:g} s"
-                self._enter("starting", reason)
+                reason = f"the engine cannot be started now: {error.strerror or error}"
+            self._enter("starting", f"{reason}; the next try is in {pause_s:g} s")
+            if reason != told:
                 self._log.error("engine not started", reason=reason)
+                told = reason
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, MOST_START_PAUSE_S)
 
-    def _kill(self) -> None:
+    def kill(self) -> None:
+        """End the process at once."""
         if self._process is not None:
             self._process.kill()
 
@@ -318,28 +280,9 @@ class EngineProcess:
             self._start_timer = None
 
 
-def _socket_pairs() -> tuple[tuple[socket.socket, socket.socket], tuple[socket.socket, socket.socket]]:
-    """The sockets of the messages and of the descriptors: both, or none."""
-    first = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        return first, socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    except OSError:
-        for end in first:
-            end.close()
-        raise
-
-
-def _wait(
-    process: subprocess.Popen[bytes],
-    loop: asyncio.AbstractEventLoop,
-    on_death: Callable[[subprocess.Popen[bytes], int], None],
-) -> None:
+def _wait(process: Launched, loop: asyncio.AbstractEventLoop, on_death: Callable[[Launched, int | None], None]) -> None:
     status = process.wait()
     try:
         loop.call_soon_threadsafe(on_death, process, status)
     except RuntimeError:  # the loop is closed: the front itself is ending
         return
-
-
-def _describe(status: int) -> str:
-    return f"signal {-status}" if status < 0 else f"exit status {status}"

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from shardserve_proto.errors import BY_CODE, InternalError, ShardserveError
 
 #: Spoken by both ends of one installation; a mismatch is a broken installation.
-LINK_VERSION = 3
+LINK_VERSION = 4
 
 #: The owner of the operator's declared arrays, which everybody may use; no key can have it.
 DECLARED = "\0declared"
@@ -167,6 +167,11 @@ class Delete:
 
 
 @dataclass(frozen=True, slots=True)
+class DropQueued:
+    """Front to engine: the server stops; calls that were not launched yet are refused as `Draining`."""
+
+
+@dataclass(frozen=True, slots=True)
 class AskMemory:
     """Front to engine: what does the ledger say?"""
 
@@ -205,10 +210,11 @@ Message: TypeAlias = (
     | AskMemory
     | Memory
     | Forget
+    | DropQueued
 )
 _KINDS: tuple[type[Message], ...] = (
     Hello, Refused, Call, Cancel, WantBuffer, Granted, Denied, Reply, Failed, Released,
-    Fill, Filled, Delete, AskMemory, Memory, Forget,
+    Fill, Filled, Delete, AskMemory, Memory, Forget, DropQueued,
 )  # fmt: skip
 _NUMBERS: dict[type[Message], int] = {kind: number for number, kind in enumerate(_KINDS)}
 _FIELD_NAMES: dict[type[Message], tuple[str, ...]] = {

@@ -121,6 +121,8 @@ class EngineLink(Protocol):
         state, reason: where it stands, and why.
         info: what it told of itself when it was last ready.
         starts: how often it was started.
+        on_change: called after each change of state.
+        on_first_refusal: called with the reason when the first engine cannot start with its settings.
         before_ready: awaited with a new life of the engine before anybody else may call it.
     """
 
@@ -128,6 +130,8 @@ class EngineLink(Protocol):
     reason: str
     info: EngineInfo | None
     starts: int
+    on_change: Callable[[EngineState], None] | None
+    on_first_refusal: Callable[[str], None] | None
     before_ready: Callable[[Any], Awaitable[None]] | None
 
     async def start(self) -> None: ...
@@ -139,5 +143,9 @@ class EngineLink(Protocol):
     async def call(self, header: bytes, upload: Upload, options: CallOptions) -> EngineReply: ...
 
     def delete(self, owner: str, ids: Sequence[bytes], *, undo: bool = False) -> None: ...
+
+    def drop_queued(self) -> None: ...
+
+    def kill(self) -> None: ...
 
     async def memory(self) -> dict[str, Any]: ...

@@ -17,7 +17,7 @@ from tests.calls import run
 
 @pytest.fixture(scope="module")
 def meshes() -> Meshes:
-    return Meshes({"grid": (("x", 4), ("y", -1))}, devices=8)
+    return Meshes({"grid": (("x", 4), ("y", -1))}, devices=jax.devices())
 
 
 def test_the_default_mesh_is_one_axis_over_all_devices(meshes: Meshes) -> None:

@@ -60,6 +60,8 @@ class FakeEngine:
     waiting: int = 0
     cancelled: int = 0
     starts: int = 1
+    on_change: Callable[[EngineState], None] | None = None
+    on_first_refusal: Callable[[str], None] | None = None
     before_ready: Callable[[Any], Awaitable[None]] | None = None
     deleted: list[tuple[str, bytes]] = field(default_factory=list)
     info: EngineInfo | None = field(
@@ -70,6 +72,7 @@ class FakeEngine:
             kernels=tuple(map(kernel_info, KERNELS)),
             memory_bytes=2**30,
             compile_cache_entries=1,
+            queue_depth=7,
             notes=("a note",),
         )
     )
@@ -78,6 +81,12 @@ class FakeEngine:
         pass
 
     async def stop(self) -> None:
+        pass
+
+    def drop_queued(self) -> None:
+        pass
+
+    def kill(self) -> None:
         pass
 
     def check_ready(self) -> EngineInfo:

@@ -41,6 +41,7 @@ INFO = EngineInfo(
     kernels=(),
     memory_bytes=2**30,
     compile_cache_entries=1,
+    queue_depth=1,
     notes=(),
 )
 

@@ -17,7 +17,9 @@ import uvloop
 from shardserve_proto.frames import PRELUDE_BYTES, lay_out
 from shardserve_proto.limits import LIMITS
 from shardserve_server.link.buffers import BufferPool
-from shardserve_server.link.engine_process import EngineCommand, EngineProcess, engine_environment
+from shardserve_server.link.engine_command import EngineCommand, engine_environment
+from shardserve_server.link.engine_process import EngineProcess
+from shardserve_server.link.launchers import ChildLauncher
 from shardserve_server.link.regions import BufferKind
 from shardserve_server.link.transfer import CallOptions, Upload
 
@@ -36,16 +38,20 @@ def make_pool(*, kind: BufferKind = "memfd", limit_bytes: int = 256 * 2**20, spa
     return BufferPool(kind=kind, limit_bytes=limit_bytes, spare_bytes=spare_bytes)
 
 
-def fake_command(start_timeout_s: float = 30.0, **settings: Any) -> EngineCommand:
-    environment = engine_environment(os.environ, virtual_devices=None) | {"PYTHONPATH": str(ROOT)}
-    program = ("-m", "tests.server.link.fake_engine")
-    return EngineCommand(json.dumps(settings), environment, program, start_timeout_s)
+def fake_command(**settings: Any) -> EngineCommand:
+    environment = engine_environment(os.environ) | {"PYTHONPATH": str(ROOT)}
+    return EngineCommand(json.dumps(settings), environment, ("-m", "tests.server.link.fake_engine"))
+
+
+def fake_process(pool: BufferPool, *, start_timeout_s: float = 30.0, **settings: Any) -> EngineProcess:
+    """The front's side of a fake engine, not started yet."""
+    return EngineProcess(ChildLauncher(fake_command(**settings)), pool, start_timeout_s=start_timeout_s)
 
 
 @asynccontextmanager
 async def engine_process(pool: BufferPool, **settings: Any) -> AsyncIterator[EngineProcess]:
     """A fake engine that is ready, and gone afterwards."""
-    process = EngineProcess(fake_command(**settings), pool)
+    process = fake_process(pool, **settings)
     await process.start()
     try:
         await until(lambda: process.state != "starting")

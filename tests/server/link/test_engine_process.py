@@ -24,11 +24,11 @@ from shardserve_proto.errors import (
     OutOfMemory,
     ShapeError,
 )
-from shardserve_server.link.engine_process import EngineCommand, EngineProcess, engine_environment
+from shardserve_server.link.engine_command import EngineCommand, engine_environment
 from shardserve_server.link.messages import Reply
 from shardserve_server.link.regions import BufferKind
 
-from .harness import ROOT, engine_process, fake_command, make_pool, order, outcome, prepare, run, until
+from .harness import ROOT, engine_process, fake_process, make_pool, order, outcome, prepare, run, until
 from .test_buffers import KINDS
 
 KIB, MIB = 2**10, 2**20
@@ -221,7 +221,7 @@ def test_a_host_that_has_no_room_for_the_next_process_is_asked_again(monkeypatch
 
 
 def test_deaths_far_apart_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardserve_server.link.engine_process.DEATHS_WINDOW_S", 0.0)
+    monkeypatch.setattr("shardserve_server.link.engine_command.DEATHS_WINDOW_S", 0.0)
 
     async def check() -> None:
         async with engine_process(make_pool()) as process:
@@ -322,7 +322,7 @@ def test_two_engines_share_a_pool_and_the_death_of_one_leaves_the_other_alone() 
     async def check() -> None:
         pool = make_pool()
         async with engine_process(pool) as first:
-            second = EngineProcess(fake_command(), pool)
+            second = fake_process(pool)
             await second.start()
             await until(lambda: second.state == "ready")
             await order(first, "hold", pattern(MIB))
@@ -358,18 +358,17 @@ def test_the_server_keys_do_not_reach_the_engine() -> None:
         "XLA_FLAGS": "--a --xla_force_host_platform_device_count=8",
         "JAX_PLATFORMS": "cpu",
     }
-    assert "JAX_PLATFORMS" not in engine_environment(environment, virtual_devices=None)
+    assert "JAX_PLATFORMS" not in engine_environment(environment)
 
 
 _PARENT = """
 import asyncio, sys, structlog
-from tests.server.link.harness import fake_command, make_pool, order, until
-from shardserve_server.link.engine_process import EngineProcess
+from tests.server.link.harness import fake_process, make_pool, order, until
 
 structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
 
 async def main():
-    process = EngineProcess(fake_command(dies_with_parent=sys.argv[1] == "prctl"), make_pool())
+    process = fake_process(make_pool(), dies_with_parent=sys.argv[1] == "prctl")
     await process.start()
     await until(lambda: process.state == "ready")
     print(process.pid, flush=True)

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
 from shardserve_proto.limits import LIMITS
-from shardserve_proto.messages import DeviceInfo, ServerInfo
+from shardserve_proto.messages import DeviceInfo, EngineInfo, ServerInfo
 
 from ..services import Services, services_of
 
@@ -51,7 +51,7 @@ async def info(request: Request) -> ServerInfo:
     engine = services.engine_info()
     return ServerInfo(
         versions={"shardserve": services.version, **engine.versions},
-        limits=_limits(services),
+        limits=_limits(services, engine),
         meshes=engine.meshes,
         device_kind=engine.devices[0].kind,
         device_count=len(engine.devices),
@@ -59,14 +59,14 @@ async def info(request: Request) -> ServerInfo:
     )
 
 
-def _limits(services: Services) -> dict[str, int]:
-    """The protocol's table, with what this server's settings make of it."""
+def _limits(services: Services, engine: EngineInfo) -> dict[str, int]:
+    """The protocol's table, with what the settings of this server and its engine make of it."""
     settings = services.settings
     own = {
         "body_bytes": int(settings.body_bytes),
         "json_bytes": int(settings.json_bytes),
         "buffer_bytes": int(settings.buffer_bytes),
-        "queue_depth": settings.queue_depth,
-        "compile_cache_entries": settings.compile_cache_entries,
+        "queue_depth": engine.queue_depth,
+        "compile_cache_entries": engine.compile_cache_entries,
     }
     return LIMITS.as_dict() | own

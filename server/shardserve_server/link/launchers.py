@@ -1,0 +1,174 @@
+"""Where a front's engines come from: a child of its own, or one that runs by itself behind a unix socket.
+
+Either way a launched engine is a process, the front's ends of two sockets, and a way to learn that the process is
+dead: only then may the buffers that it has mapped serve somebody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import select
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from .engine_command import EngineCommand, socket_pairs
+
+#: Of the records between a front and an engine that runs by itself.
+SERVICE_VERSION = 1
+MOST_RECORD_BYTES = 4096
+#: The service reaps a dead engine within milliseconds, if it lives.
+STATUS_WAIT_S = 2.0
+
+
+@dataclass(frozen=True)
+class Launched:
+    """An engine process that was started.
+
+    Attributes:
+        pid: as the one who started it sees it.
+        messages, descriptors: the front's ends of the link.
+        wait: blocks until the process is dead; its status, None when that cannot be told.
+        kill: ends it with SIGKILL.
+    """
+
+    pid: int
+    messages: socket.socket
+    descriptors: socket.socket
+    wait: Callable[[], int | None]
+    kill: Callable[[], None]
+
+
+class Launcher(Protocol):
+    """Starts engines for one front.
+
+    Attributes:
+        is_own: the engine is the front's child: what its settings are, and how often it may die, is the front's affair.
+    """
+
+    is_own: bool
+
+    async def launch(self, *, is_restart: bool) -> Launched:
+        """Start an engine.
+
+        Raises:
+            OSError: there is none now; `strerror` says why.
+        """
+
+
+class ChildLauncher:
+    """Starts engines as children of this process, which die with it."""
+
+    is_own = True
+
+    def __init__(self, command: EngineCommand) -> None:
+        self._command = command
+
+    async def launch(self, *, is_restart: bool) -> Launched:
+        (messages, its_messages), (descriptors, its_descriptors) = socket_pairs()
+        with its_messages, its_descriptors:
+            try:
+                process = self._command.spawn(its_messages, its_descriptors, is_restart=is_restart)
+            except OSError:
+                messages.close()
+                descriptors.close()
+                raise
+        return Launched(process.pid, messages, descriptors, process.wait, process.kill)
+
+
+class SocketLauncher:
+    """Takes over an engine from an `EngineService`.
+
+    Arguments:
+        path: of the service's socket.
+    """
+
+    is_own = False
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    async def launch(self, *, is_restart: bool) -> Launched:  # noqa: ARG002 - the service counts its starts itself
+        control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            control.setblocking(False)
+            _connect(control, self._path)
+            await _readable(control)
+            return _taken_over(control)
+        except BaseException:
+            control.close()
+            raise
+
+
+def _connect(control: socket.socket, path: Path) -> None:
+    try:
+        control.connect(str(path))
+    except OSError as error:
+        raise OSError(error.errno, f"nobody answers at its socket: {os.strerror(error.errno or 0)}") from None
+
+
+async def _readable(end: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    readable: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(end, _settle, readable)
+    try:
+        await readable
+    finally:
+        loop.remove_reader(end)
+
+
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _taken_over(control: socket.socket) -> Launched:
+    record, descriptors, _, _ = socket.recv_fds(control, MOST_RECORD_BYTES, 3)
+    ends = [socket.socket(fileno=descriptor) for descriptor in descriptors[:2]]
+    said: dict[str, Any] = json.loads(record or b"{}")
+    if len(descriptors) == 3 and said.get("version") == SERVICE_VERSION:
+        life = _Life(control, descriptors[2])
+        return Launched(said["pid"], ends[0], ends[1], life.wait, life.kill)
+    for end in ends:
+        end.close()
+    for descriptor in descriptors[2:]:
+        os.close(descriptor)
+    if "version" in said and said["version"] != SERVICE_VERSION:
+        raise OSError(0, "front and engine are of different versions; update both")
+    raise OSError(0, said.get("busy", "its service ended"))
+
+
+class _Life:
+    """The life of an engine that is nobody's child here.
+
+    Arguments:
+        control: the connection to its service; the service takes the end of it as the end of the front.
+        pidfd: becomes readable when the process is dead, in whatever namespaces and of whatever user it is.
+    """
+
+    def __init__(self, control: socket.socket, pidfd: int) -> None:
+        self._control = control
+        self._pidfd = pidfd
+
+    def wait(self) -> int | None:
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        poll.poll()
+        os.close(self._pidfd)
+        with self._control as control:
+            control.settimeout(STATUS_WAIT_S)
+            try:
+                status: int | None = json.loads(control.recv(MOST_RECORD_BYTES) or b"{}").get("status")
+            except (OSError, ValueError):
+                return None
+            return status
+
+    def kill(self) -> None:
+        try:
+            self._control.send(b'{"kill": true}')
+        except OSError:
+            return  # the service is gone, and the engine with it
