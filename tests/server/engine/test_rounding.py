@@ -109,6 +109,13 @@ def chains(draw: st.DrawFn, dtype: str, kernels: tuple[str, ...]) -> Case:
     return Case(chain, inputs)
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16", "complex64", "complex128"])
+def test_the_exponential_of_a_nan_that_the_compiler_knows_is_a_nan(engine: Engine, dtype: str) -> None:
+    inputs = (np.zeros(24, DTYPES[dtype]),)
+    result = run(engine, program([("add", (0, np.nan)), ("exp", (1,))], 1), *inputs).value
+    assert np.isnan(result.real).all()
+
+
 FUZZ = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 
 
