@@ -5,9 +5,11 @@ VENV ?= $(if $(filter python3,$(PYTHON)),.venv,.venv-$(notdir $(PYTHON)))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST_ARGS ?=
+TARGETS ?= cpu
+IMAGE ?= shardserve:cpu
 
 .DEFAULT_GOAL := help
-.PHONY: help env versions demo test long check format lint types layers bench bench-full vectors lock clean
+.PHONY: help env versions demo test long check format lint types layers bench bench-full vectors lock clean image try-image
 
 help: ## Print this manual
 	@echo "shardserve: a mesh of accelerators behind one HTTP endpoint"
@@ -66,8 +68,23 @@ bench-full: $(STAMP) ## The same with more rounds, and arrays up to 1 GiB
 vectors: $(STAMP) ## Write the golden frames again (a change of the protocol)
 	$(BIN)/python proto_schemas/vectors/generate.py
 
+LOCK = $(PYTHON) -m uv pip compile --universal --generate-hashes --no-header --quiet
+# An image has the Python of its base, no tools, and for the rest the versions that the tests ran with.
+IMAGE_LOCK = $(LOCK) --no-annotate --python-version 3.13 --constraint requirements.lock
+
 lock: ## Resolve the pins again (needs uv)
-	$(PYTHON) -m uv pip compile --universal --generate-hashes --python-version 3.11 --extra dev --no-header --quiet pyproject.toml -o requirements.lock
+	$(LOCK) --python-version 3.11 --extra dev pyproject.toml -o requirements.lock
+	$(IMAGE_LOCK) --extra server pyproject.toml -o deploy/cpu.lock
+	$(IMAGE_LOCK) --extra gpu pyproject.toml -o deploy/gpu.lock
+	$(IMAGE_LOCK) --extra tpu pyproject.toml -o deploy/tpu.lock
+	echo hatchling | $(IMAGE_LOCK) - -o deploy/wheel.lock
+
+image: ## Build the container images (TARGETS='cpu gpu tpu') with docker, podman or buildah
+	deploy/build-image $(TARGETS)
+
+try-image: ## Start an image (IMAGE=shardserve:cpu) with least rights and try it; needs docker or podman
+	deploy/try-image $(IMAGE)
+	deploy/try-image --two $(IMAGE)
 
 clean: ## Remove environments and caches
 	rm -rf .venv .venv-* dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -251,8 +251,10 @@ def _counted(number: int, what: str) -> str:
 
 
 def _say(text: str) -> None:
-    """To stdout, which whoever reads it may have closed."""
+    """To stdout, which whoever reads it may have closed; it is then nobody's any more, also at the end."""
     try:
         typer.echo(text)
     except OSError:
-        return
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        os.close(nowhere)

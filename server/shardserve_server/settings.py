@@ -21,6 +21,7 @@ from shardserve_proto.limits import LIMITS
 from shardserve_proto.specs import MeshShape, check_name, resolve_mesh
 
 from .link.engine_command import EngineCommand, engine_environment
+from .link.host import memory_bytes
 from .link.regions import BufferKind, default_kind
 
 PREFIX = "SHARDSERVE_"
@@ -65,7 +66,7 @@ def _default_state_dir() -> Path:
 
 
 def _half_of_memory() -> ByteSize:
-    return ByteSize(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
+    return ByteSize(memory_bytes() // 2)
 
 
 def _eighth_of_memory() -> ByteSize:
@@ -110,7 +111,9 @@ class Settings(BaseSettings):
         ByteSize(LIMITS.json_bytes), unit="bytes", meaning="largest JSON body, and result of a JSON call"
     )
     buffer_bytes: Bytes = _setting(
-        _half_of_memory, unit="bytes", meaning="shared buffers for uploads and results, all together"
+        _half_of_memory,
+        unit="bytes",
+        meaning="shared buffers for uploads and results, all together; the memory is that of the host or container",
     )
     spare_buffer_bytes: ByteSize = _setting(
         _eighth_of_memory, unit="bytes", meaning="shared buffers that stay mapped for reuse"
@@ -305,8 +308,12 @@ def _unit(extra: object) -> str:
 
 
 def _default(info: Any) -> str:
-    named = {_default_state_dir: "~/.local/state/shardserve", _half_of_memory: "half of the host's memory", dict: ""}
-    named |= {_quarter_of_memory: "a quarter of the host's memory", _eighth_of_memory: "an eighth of the host's memory"}
+    named = {
+        _default_state_dir: "~/.local/state/shardserve",
+        _half_of_memory: "half of the memory",
+        dict: "",
+    }
+    named |= {_quarter_of_memory: "a quarter of the memory", _eighth_of_memory: "an eighth of the memory"}
     if info.default_factory is not None:
         return named.get(info.default_factory, str(info.default_factory()))
     return "" if info.default is None else str(info.default)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
@@ -15,6 +14,7 @@ from shardserve_proto.errors import InvalidRequest, NotFound, ShardserveError, n
 from shardserve_proto.messages import DeviceInfo
 from shardserve_proto.specs import MeshShape, P, WireMesh, resolve_mesh
 
+from ..link.host import memory_bytes
 from .placement import Where
 
 Sharding = NamedSharding | SingleDeviceSharding
@@ -109,7 +109,7 @@ class Meshes:
         """What arrays may take on all devices together: 80 % of the devices' memory, or of the host's for CPU."""
         stats = [device.memory_stats() or {} for device in self.devices]
         limits = [int(stat.get("bytes_limit", 0)) for stat in stats]
-        total = sum(limits) or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        total = sum(limits) or memory_bytes()
         return int(total * 0.8)
 
 

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import structlog
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -126,7 +127,11 @@ async def _sweep(arrays: Arrays) -> None:
 def _lifespan(services: Services):  # type: ignore[no-untyped-def]
     @asynccontextmanager
     async def run(_: FastAPI) -> AsyncIterator[None]:
-        await services.engine.start()
+        try:
+            await services.engine.start()
+        except Exception as error:  # uvicorn would end without a word
+            structlog.get_logger("shardserve.front").error("cannot start", exc_info=error)
+            raise
         sweeping = asyncio.create_task(_sweep(services.arrays))
         try:
             yield

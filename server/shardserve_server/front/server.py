@@ -33,6 +33,8 @@ from .services import Services
 from .stopping import RETRY_AFTER_S, Stage, Stopping
 from .telemetry import configure_logging
 
+#: What is given up at the end of the grace is told so within this time.
+LAST_WORDS_S = 0.5
 #: How often a drain looks whether all is done.
 LOOK_AGAIN_S = 0.02
 
@@ -83,7 +85,10 @@ class FrontServer(uvicorn.Server):
         return ExitStatus.IDLE if self.is_idle else ExitStatus.STOPPED
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets=sockets)
+        try:
+            await super().startup(sockets=sockets)
+        except SystemExit:  # with a status that means something else here
+            raise RuntimeError("the server could not start; the log says why") from None
         if self.started:
             self._on_listening()
 
@@ -108,6 +113,8 @@ class FrontServer(uvicorn.Server):
             self.drain()
 
     async def on_tick(self, counter: int) -> bool:
+        if self._engine.state == "starting":
+            self._stopping.touch()  # nobody can use it yet
         limit_s = self._settings.exit_after_idle_s
         if limit_s is not None and self._stopping.stage == Stage.SERVING and self._stopping.idle_s > limit_s:
             self.is_idle = True
@@ -152,8 +159,11 @@ class FrontServer(uvicorn.Server):
         """Close what is idle, wait for the rest up to the end of the grace, and give up what is left."""
         self._stopping.enter(Stage.HURRYING)
         left_s = max(LOOK_AGAIN_S, self._stop_by() - time.monotonic())
-        self.config.timeout_graceful_shutdown = left_s  # type: ignore[assignment]  # it goes to asyncio.wait_for
+        timer = asyncio.get_running_loop().call_later(left_s, self._engine.give_up)
+        # uvicorn would answer what it cancels with a bare 500.
+        self.config.timeout_graceful_shutdown = left_s + LAST_WORDS_S  # type: ignore[assignment]  # a float is as good
         await super().shutdown(sockets=sockets)
+        timer.cancel()
         self._stopping.given_up += sum(self._is_cut(connection) for connection in self.server_state.connections)
 
     def _is_cut(self, connection: object) -> bool:

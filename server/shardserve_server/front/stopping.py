@@ -8,7 +8,7 @@ import time
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from shardserve_proto.errors import Draining
+from shardserve_proto.errors import Draining, EngineLost
 
 from .receive import ClientGone
 
@@ -84,7 +84,7 @@ class Door:
         stopping.active += 1
         try:
             await self.app(scope, receive, send)
-        except (Draining, ClientGone, asyncio.CancelledError):
+        except (Draining, EngineLost, ClientGone, asyncio.CancelledError):
             stopping.given_up += stopping.stage == Stage.HURRYING
             raise
         finally:

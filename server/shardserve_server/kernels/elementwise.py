@@ -37,10 +37,10 @@ def _exponential(x: jax.Array) -> jax.Array:
 
 #: kernel -> the function that computes it, once the operands are in NumPy's loop dtypes.
 _FUNCTIONS: dict[str, Callable[..., jax.Array]] = {
-    "negative": jnp.negative, "exp": _exponential, "log": jnp.log, "sqrt": _square_root, "tanh": jnp.tanh, "abs": jnp.abs,
-    "add": jnp.add, "subtract": jnp.subtract, "multiply": jnp.multiply, "divide": exact_divide, "power": jnp.power,
-    "maximum": jnp.maximum, "minimum": jnp.minimum, "equal": jnp.equal, "not_equal": jnp.not_equal, "less": jnp.less,
-    "less_equal": jnp.less_equal, "greater": jnp.greater, "greater_equal": jnp.greater_equal,
+    "negative": jnp.negative, "exp": _exponential, "log": jnp.log, "sqrt": _square_root, "tanh": jnp.tanh,
+    "abs": jnp.abs, "add": jnp.add, "subtract": jnp.subtract, "multiply": jnp.multiply, "divide": exact_divide,
+    "power": jnp.power, "maximum": jnp.maximum, "minimum": jnp.minimum, "equal": jnp.equal, "not_equal": jnp.not_equal,
+    "less": jnp.less, "less_equal": jnp.less_equal, "greater": jnp.greater, "greater_equal": jnp.greater_equal,
 }  # fmt: skip
 
 #: The product, the square and the exponent that are left.

@@ -65,15 +65,9 @@ class EngineProcess:
         self._log = structlog.get_logger("shardserve.engine")
 
     async def start(self) -> None:
-        """Start the engine; it is ready later.
-
-        Raises:
-            OSError: a child of one's own cannot be started. One that runs by itself is waited for.
-        """
-        if self._launcher.is_own:
-            await self._launch()
-        else:
-            self._starting = asyncio.get_running_loop().create_task(self._start_patiently())
+        """Start the engine; it is ready later. One that cannot be started now is tried again."""
+        self._starting = asyncio.get_running_loop().create_task(self._start_patiently())
+        await asyncio.sleep(0)  # a child is started at once
 
     async def _launch(self) -> None:
         loop = asyncio.get_running_loop()
@@ -143,6 +137,11 @@ class EngineProcess:
         """Have the engine refuse the calls that it has not launched yet."""
         if self._connection is not None:
             self._connection.drop_queued()
+
+    def give_up(self) -> None:
+        """Fail the calls that still run: the server ends before they do."""
+        if self._connection is not None:
+            self._connection.fail_calls(EngineLost("the server stops before the call is done; it is not repeated"))
 
     async def memory(self) -> dict[str, Any]:
         """What the engine's ledger of device memory says.

@@ -86,6 +86,9 @@ class FakeEngine:
     def drop_queued(self) -> None:
         pass
 
+    def give_up(self) -> None:
+        pass
+
     def kill(self) -> None:
         pass
 

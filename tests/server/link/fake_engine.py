@@ -140,6 +140,7 @@ def main(argv: list[str]) -> None:
             threading.Event().wait()
     channel.send(Hello(LINK_VERSION, INFO.model_dump()))
     EngineEnd(FakeEngine(), channel, buffers).run()
+    time.sleep(settings.get("lingers_s", 0.0))
     os._exit(0)
 
 

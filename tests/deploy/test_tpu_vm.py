@@ -1,0 +1,426 @@
+"""The scripts for a cloud TPU VM, against a gcloud that records its calls."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .stage import DEPLOY, Stage, scripts
+
+WHICH = ("--project", "my-project-1", "--zone", "us-east5-a", "--name", "my-tpu")
+PLACE = ["my-tpu", "--project=my-project-1", "--zone=us-east5-a"]
+IMAGE = "registry.example/team/shardserve:tpu-2"
+FILES = (
+    "--metadata-from-file=startup-script=startup,shardserve-host=../host/shardserve-host,"
+    "shardserve-unit=../host/shardserve.service"
+)
+HOST = "/usr/local/lib/shardserve/shardserve-host"
+KEY = "c2VjcmV0LWtleS1vZi10aGUtVk0hISEh"
+VERBS = ("create", "start", "update", "stop", "delete", "tunnel")
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    return Stage(tmp_path / "stage", ("gcloud", "sleep"))
+
+
+def exists(stage: Stage, state: str = "RUNNING") -> None:
+    """An instance on Compute Engine, and another one whose name begins alike."""
+    stage.answer("gcloud compute instances list", f"my-tpu-2 STAGING\nmy-tpu {state}\n")
+
+
+def create(stage: Stage, *options: str) -> tuple[int, str]:
+    done = stage.run("tpu-vm/create", *WHICH, "--image", IMAGE, *options)
+    return done.status, done.stderr
+
+
+# --- create
+
+
+def test_create_makes_an_instance_of_compute_engine_without_an_account(stage: Stage) -> None:
+    done = stage.run("tpu-vm/create", *WHICH, "--image", IMAGE, "--machine-type", "ct6e-standard-4t")
+    assert done.status == 0
+    listed, created = stage.calls()
+    assert listed == [
+        *"gcloud compute instances list --project=my-project-1 --zones=us-east5-a --filter=name=my-tpu".split(),
+        "--format=value(name,status)",
+    ]
+    assert created == [
+        *"gcloud compute instances create".split(),
+        *PLACE,
+        FILES,
+        f"--metadata=shardserve-configure=ACCELERATOR=tpu IMAGE={IMAGE} STOP_GRACE_S=30",
+        "--no-service-account",
+        "--no-scopes",
+        "--machine-type=ct6e-standard-4t",
+        "--image-family=ubuntu-accel-2204-amd64-tpu-v5e-v5p-v6e",
+        "--image-project=ubuntu-os-accelerator-images",
+        "--boot-disk-size=100GB",
+        "--maintenance-policy=TERMINATE",
+    ]
+    assert done.stdout == "deploy/tpu-vm/tunnel --project my-project-1 --zone us-east5-a --name my-tpu\n"
+
+
+def test_create_takes_spot_idle_time_an_account_and_more_for_gcloud(stage: Stage) -> None:
+    options = "--machine-type=tpu7x-standard-4t --spot --exit-after-idle 900 --stop-grace=20 --no-public-address --iap"
+    account = "puller@my-project-1.iam.example"
+    status, _ = create(stage, *options.split(), "--service-account", account, "--", "--subnet=a b", "--labels=team=x")
+    assert status == 0
+    assert stage.calls()[1] == [
+        *"gcloud compute instances create".split(),
+        *PLACE,
+        FILES,
+        f"--metadata=shardserve-configure=ACCELERATOR=tpu IMAGE={IMAGE} STOP_GRACE_S=20 REGISTRY_ACCOUNT=vm "
+        "EXIT_AFTER_IDLE_S=900 WHEN_IDLE=poweroff",
+        f"--service-account={account}",
+        "--scopes=cloud-platform",
+        "--machine-type=tpu7x-standard-4t",
+        "--image-family=ubuntu-accel-2404-amd64-tpu-tpu7x",
+        "--image-project=ubuntu-os-accelerator-images",
+        "--boot-disk-size=100GB",
+        "--maintenance-policy=TERMINATE",
+        "--provisioning-model=SPOT",
+        "--instance-termination-action=DELETE",
+        "--no-address",
+        "--subnet=a b",
+        "--labels=team=x",
+    ]
+
+
+def test_create_goes_through_the_older_api_where_that_is_the_only_way(stage: Stage) -> None:
+    status, _ = create(stage, "--accelerator-type", "v5litepod-4", "--spot", "--no-public-address")
+    assert status == 0
+    assert stage.calls() == [
+        [
+            *"gcloud compute tpus tpu-vm list --project=my-project-1 --zone=us-east5-a".split(),
+            "--format=value(name.basename(),state)",
+        ],
+        [
+            *"gcloud compute tpus tpu-vm create".split(),
+            *PLACE,
+            FILES,
+            f"--metadata=shardserve-configure=ACCELERATOR=tpu IMAGE={IMAGE} STOP_GRACE_S=30",
+            "--accelerator-type=v5litepod-4",
+            "--version=v2-alpha-tpuv5-lite",
+            "--spot",
+            "--internal-ips",
+        ],
+    ]
+
+
+def test_an_image_without_a_registry_is_sent_by_a_line_that_is_printed(stage: Stage) -> None:
+    done = stage.run("tpu-vm/create", *WHICH, "--image=shardserve:tpu", "--machine-type=ct6e-standard-4t", "--iap")
+    assert done.stdout.splitlines()[0] == (
+        f"docker save shardserve:tpu | gzip | gcloud compute ssh {' '.join(PLACE)} --tunnel-through-iap "
+        f"--command='sudo docker load && sudo {HOST} start'"
+    )
+    done = stage.run("tpu-vm/create", *WHICH, "--image=localhost/shardserve:tpu", "--accelerator-type=v6e-8", "--iap")
+    assert "| gcloud alpha compute tpus tpu-vm ssh my-tpu " in done.stdout.splitlines()[0]
+
+
+def test_create_finds_the_files_that_it_sends_and_they_fit_into_metadata(stage: Stage) -> None:
+    names = [pair.partition("=")[2] for pair in FILES.removeprefix("--metadata-from-file=").split(",")]
+    sizes = [(DEPLOY / "tpu-vm" / name).stat().st_size for name in names]
+    assert len(sizes) == 3
+    assert max(sizes) < 256 * 1024
+
+
+def test_create_changes_nothing_when_the_vm_is_there(stage: Stage) -> None:
+    exists(stage, "TERMINATED")
+    status, stderr = create(stage, "--machine-type", "ct6e-standard-4t")
+    assert (status, len(stage.calls())) == (0, 1)
+    assert "my-tpu is there already (TERMINATED); nothing was changed. Start it: deploy/tpu-vm/start" in stderr
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_gcloud_that_fails_is_no_missing_vm(stage: Stage, verb: str) -> None:
+    stage.answer("gcloud", status=1, stderr="ERROR: (gcloud) no account\n")
+    options = {"create": ("--image", IMAGE, "--machine-type", "ct6e-standard-4t"), "update": ("--image", IMAGE)}
+    done = stage.run(f"tpu-vm/{verb}", *WHICH, *options.get(verb, ()), *(("--wait", "1") if verb == "tunnel" else ()))
+    assert done.status != 0
+    assert "ERROR: (gcloud) no account" in done.stderr
+    assert all("list" in line or "ssh" in line for line in stage.lines())
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ("", "--machine-type (or --accelerator-type) is missing, for example --machine-type ct6e-standard-4t"),
+        ("--machine-type n2-standard-4", "'n2-standard-4' is no machine type with TPU chips that this knows"),
+        ("--machine-type ct6e-standard-16t", "'ct6e-standard-16t' is no machine type"),
+        ("--machine-type ct5lp-hightpu-4t", "through the Cloud TPU API: --accelerator-type v5litepod-4 instead"),
+        ("--accelerator-type v5litepod-16", "v5litepod-16 has more than one host, and a server serves one"),
+        ("--accelerator-type v4-32", "the largest with one is v4-8"),
+        ("--accelerator-type v5p-16", "the largest with one is v5p-8"),
+        ("--accelerator-type h100-8", "--accelerator-type 'h100-8' is not of its form, for example v5litepod-4"),
+        ("--accelerator-type v6e-4 --machine-type ct6e-standard-4t", "exclude each other"),
+        ("--accelerator-type v6e-4 --exit-after-idle 60", "billed until it is stopped from outside"),
+        ("--accelerator-type v6e-4 --image-family x", "here it is --runtime-version"),
+        ("--machine-type ct6e-standard-4t --runtime-version x", "here it is --image-family"),
+        ("--machine-type ct6e-standard-4t --exit-after-idle 0", "--exit-after-idle '0' is not of its form"),
+        (
+            "--machine-type ct6e-standard-4t --stop-grace soon",
+            "--stop-grace 'soon' is not of its form, for example 600",
+        ),
+        ("--machine-type ct6e-standard-4t --boot-disk-size 100GB", "--boot-disk-size '100GB' is not of its form"),
+        ("--machine-type ct6e-standard-4t --service-account me", "--service-account 'me' is not of its form"),
+        ("--machine-type", "--machine-type needs a value"),
+        ("--spot=yes", "--spot has no value"),
+        ("--key abc", "there is no option '--key'; see --help"),
+        ("ct6e-standard-4t", "'ct6e-standard-4t' is no option"),
+    ],
+)
+def test_create_refuses_what_cannot_be_meant(stage: Stage, options: str, sentence: str) -> None:
+    status, stderr = create(stage, *options.split())
+    assert (status, stage.calls()) == (2, [])
+    assert sentence in stderr
+
+
+ODD = [
+    "",
+    "My-TPU",
+    "a b",
+    "-a",
+    "--yes",
+    "a;touch x",
+    "$(touch x)",
+    "`touch x`",
+    "a'b",
+    'a"b',
+    "a\nb",
+    "a,b=c",
+    "é",
+    "../x",
+    "a" * 64,
+]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("odd", ODD)
+def test_odd_names_reach_neither_gcloud_nor_a_shell(stage: Stage, verb: str, odd: str) -> None:
+    done = stage.run(
+        f"tpu-vm/{verb}", *WHICH, f"--name={odd}", *(("--image", IMAGE) if verb in ("create", "update") else ())
+    )
+    assert (done.status, done.stdout, stage.calls()) == (2, "", [])
+    assert done.stderr.startswith(f"deploy/tpu-vm/{verb}: --name ")
+    assert not list(stage.folder.glob("x"))
+
+
+@pytest.mark.parametrize("option", ["--project", "--zone", "--image"])
+@pytest.mark.parametrize("odd", ODD[2:12])
+def test_no_other_word_of_the_user_does_either(stage: Stage, option: str, odd: str) -> None:
+    done = stage.run("tpu-vm/update", *WHICH, "--image", IMAGE, f"{option}={odd}")
+    assert (done.status, stage.calls()) == (2, [])
+    assert option in done.stderr
+    assert not list(stage.folder.glob("x"))
+
+
+def test_project_and_zone_come_from_where_gcloud_has_them(stage: Stage) -> None:
+    done = stage.run("tpu-vm/start", "--name", "my-tpu")
+    assert (done.status, "--zone is missing, for example --zone us-east5-a" in done.stderr) == (2, True)
+    exists(stage, "TERMINATED")
+    place = {"CLOUDSDK_CORE_PROJECT": "my-project-1", "CLOUDSDK_COMPUTE_ZONE": "us-east5-a"}
+    assert stage.run("tpu-vm/start", "--name", "my-tpu", **place).status == 0
+    assert stage.calls()[1] == ["gcloud", "compute", "instances", "start", *PLACE]
+
+
+def test_a_missing_gcloud_is_named(tmp_path: Path) -> None:
+    done = Stage(tmp_path / "stage", ()).run("tpu-vm/stop", *WHICH)
+    assert done.status == 2
+    assert "gcloud is not installed here" in done.stderr
+
+
+# --- start, stop, delete
+
+
+def test_start_starts_a_stopped_vm_and_leaves_a_running_one(stage: Stage) -> None:
+    assert "deploy/tpu-vm/create makes one" in stage.run("tpu-vm/start", *WHICH).stderr
+    exists(stage)
+    done = stage.run("tpu-vm/start", *WHICH)
+    assert (done.status, len(stage.calls()), "runs already (RUNNING)" in done.stderr) == (0, 1, True)
+
+
+def test_a_start_that_the_cloud_refuses_says_what_is_left_to_do(stage: Stage) -> None:
+    exists(stage, "TERMINATED")
+    stage.answer("gcloud compute instances start", status=1, stderr="ERROR: spot\n")
+    done = stage.run("tpu-vm/start", *WHICH)
+    assert done.status == 2
+    assert "delete it and create it again" in done.stderr
+
+
+def test_stop_lets_accepted_calls_finish_first(stage: Stage) -> None:
+    exists(stage)
+    assert stage.run("tpu-vm/stop", *WHICH, "--iap").status == 0
+    assert stage.calls()[1:] == [
+        ["gcloud", "compute", "ssh", *PLACE, "--tunnel-through-iap", "--command=sudo systemctl stop shardserve"],
+        ["gcloud", "compute", "instances", "stop", *PLACE],
+    ]
+
+
+def test_a_vm_whose_server_was_not_asked_is_stopped_only_when_told(stage: Stage) -> None:
+    exists(stage)
+    stage.answer("gcloud compute ssh", status=255, stderr="no route\n")
+    done = stage.run("tpu-vm/stop", *WHICH)
+    assert (done.status, len(stage.calls())) == (2, 2)
+    assert "the VM still runs; --no-drain stops it all the same" in done.stderr
+    assert stage.run("tpu-vm/stop", *WHICH, "--no-drain").status == 0
+    assert stage.calls()[1] == ["gcloud", "compute", "instances", "stop", *PLACE]
+
+
+def test_a_stop_that_the_cloud_refuses_says_that_it_goes_on_costing(stage: Stage) -> None:
+    exists(stage)
+    stage.answer("gcloud compute instances stop", status=1)
+    done = stage.run("tpu-vm/stop", *WHICH)
+    assert done.status == 2
+    assert "goes on costing" in done.stderr
+    assert "deploy/tpu-vm/delete ends the cost" in done.stderr
+
+
+def test_a_stopped_vm_stays_as_it_is(stage: Stage) -> None:
+    exists(stage, "TERMINATED")
+    assert (stage.run("tpu-vm/stop", *WHICH).status, len(stage.calls())) == (0, 1)
+
+
+@pytest.mark.parametrize("answer", ["", "\n", "n\n", "my-tpu\n"])
+def test_delete_asks_and_takes_only_yes(stage: Stage, answer: str) -> None:
+    exists(stage)
+    done = stage.run("tpu-vm/delete", *WHICH, stdin=answer)
+    assert (done.status, len(stage.calls())) == (2, 1)
+    assert "Delete my-tpu (RUNNING) in us-east5-a of my-project-1, with its boot disk and its key? [y/N]" in done.stderr
+    assert "not deleted" in done.stderr
+
+
+@pytest.mark.parametrize(("options", "answer"), [((), "y\n"), ((), "yes\n"), (("--yes",), "")])
+def test_delete_deletes_when_told(stage: Stage, options: tuple[str, ...], answer: str) -> None:
+    exists(stage)
+    assert stage.run("tpu-vm/delete", *WHICH, *options, stdin=answer).status == 0
+    assert stage.calls()[1:] == [["gcloud", "compute", "instances", "delete", *PLACE, "--quiet"]]
+
+
+def test_delete_has_nothing_to_do_when_there_is_no_vm(stage: Stage) -> None:
+    done = stage.run("tpu-vm/delete", *WHICH, "--yes")
+    assert (done.status, len(stage.calls()), "nothing to delete" in done.stderr) == (0, 1, True)
+
+
+@pytest.mark.parametrize(
+    ("verb", "before", "options"), [("start", "STOPPED", ()), ("stop", "READY", ()), ("delete", "READY", ("--yes",))]
+)
+def test_the_older_api_has_its_own_verbs(stage: Stage, verb: str, before: str, options: tuple[str, ...]) -> None:
+    stage.answer("gcloud compute tpus tpu-vm list", f"my-tpu\t{before}\n")
+    assert stage.run(f"tpu-vm/{verb}", *WHICH, "--tpu-api", *options).status == 0
+    quiet = ["--quiet"] if verb == "delete" else []
+    assert stage.calls()[-1] == ["gcloud", "compute", "tpus", "tpu-vm", verb, *PLACE, *quiet]
+
+
+# --- update, tunnel
+
+
+def test_update_hands_image_and_time_to_the_vm_and_its_status_back(stage: Stage) -> None:
+    stage.answer("gcloud compute ssh", status=1, stderr="going back\n")
+    done = stage.run("tpu-vm/update", *WHICH, "--image", IMAGE, "--wait", "60")
+    assert (done.status, done.stderr) == (1, "going back\n")
+    assert stage.calls() == [["gcloud", "compute", "ssh", *PLACE, f"--command=sudo {HOST} update {IMAGE} 60"]]
+
+
+def test_the_tunnel_waits_then_prints_what_a_client_needs(stage: Stage) -> None:
+    stage.answer("gcloud", part="ready", status=255, stderr="no route\n", times=2)
+    stage.answer("gcloud", part="ready", stdout="is ready\n")
+    stage.answer("gcloud", f"{KEY}\n", part=f"{HOST} key")
+    done = stage.run("tpu-vm/tunnel", *WHICH, "--local-port", "9000")
+    assert done.status == 0
+    assert done.stdout == f"export SHARDSERVE_URL=http://127.0.0.1:9000\nexport SHARDSERVE_API_KEY={KEY}\n"
+    ssh = ["gcloud", "compute", "ssh", *PLACE]
+    asking = [*ssh, f"--command=sudo {HOST} ready 30"]
+    forward = ["--", "-N", "-o", "ExitOnForwardFailure=yes", "-L", "127.0.0.1:9000:127.0.0.1:8000"]
+    assert stage.calls() == [asking, asking, asking, [*ssh, f"--command=sudo {HOST} key"], [*ssh, *forward]]
+    assert KEY not in done.stderr
+    assert not any(KEY in line for line in stage.lines())
+
+
+def test_the_exports_come_alone_when_asked_for(stage: Stage) -> None:
+    stage.answer("gcloud", f"{KEY}\n", part=f"{HOST} key")
+    assert stage.run("tpu-vm/tunnel", *WHICH, "--exports").status == 0
+    assert not any("-L" in call for call in stage.calls())
+
+
+@pytest.mark.parametrize("answer", ["", "a b\n", "Warning: a line\nabc\n"])
+def test_what_is_no_key_is_not_exported(stage: Stage, answer: str) -> None:
+    stage.answer("gcloud", answer, part=f"{HOST} key")
+    done = stage.run("tpu-vm/tunnel", *WHICH)
+    assert (done.status, done.stdout) == (2, "")
+    assert "what came back is no key" in done.stderr
+
+
+def test_a_key_with_a_shells_words_is_quoted(stage: Stage) -> None:
+    stage.answer("gcloud", "$(touch${IFS}x);'\"\n", part=f"{HOST} key")
+    done = stage.run("tpu-vm/tunnel", *WHICH, "--exports")
+    shown = subprocess.run(
+        ["bash", "-c", done.stdout + 'printf %s "$SHARDSERVE_API_KEY"'],  # noqa: S607
+        capture_output=True,
+        text=True,
+        cwd=stage.folder,
+        check=True,
+    )
+    assert shown.stdout == "$(touch${IFS}x);'\""
+    assert not list(stage.folder.glob("x"))
+
+
+def test_a_server_that_does_not_come_ends_the_wait_and_says_where_to_look(stage: Stage) -> None:
+    stage.answer("gcloud", part="ready", status=1)
+    done = stage.run("tpu-vm/tunnel", *WHICH, "--wait", "1")
+    assert done.status == 2
+    assert "sudo journalctl -u google-startup-scripts -u shardserve" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--iap",), "compute ssh"),
+        (("--tpu-api",), "compute tpus tpu-vm ssh"),
+        (("--tpu-api", "--iap"), "alpha compute tpus tpu-vm ssh"),
+    ],
+)
+def test_the_tunnel_goes_through_either_api_and_proxy(stage: Stage, options: tuple[str, ...], words: str) -> None:
+    stage.answer("gcloud", f"{KEY}\n", part=f"{HOST} key")
+    assert stage.run("tpu-vm/tunnel", *WHICH, *options).status == 0
+    way = ["--tunnel-through-iap"] if "--iap" in options else []
+    assert all(
+        call[: len(words.split()) + 4 + len(way)] == ["gcloud", *words.split(), *PLACE, *way] for call in stage.calls()
+    )
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "80a"])
+def test_a_port_that_is_none_is_refused(stage: Stage, port: str) -> None:
+    done = stage.run("tpu-vm/tunnel", *WHICH, "--local-port", port)
+    assert (done.status, stage.calls()) == (2, [])
+
+
+# --- all scripts
+
+
+@pytest.mark.parametrize(
+    "script", [path for path in scripts() if path.name not in {"common.sh", "startup"}], ids=lambda path: path.name
+)
+def test_each_script_tells_how_it_is_used_and_calls_nothing(stage: Stage, script: Path) -> None:
+    done = stage.run(script, "--help")
+    assert (done.status, done.stderr, stage.calls()) == (0, "", [])
+    assert done.stdout.startswith("usage: ")
+    assert "$CLOUDSDK" not in done.stdout.replace("default: $CLOUDSDK", "")
+
+
+@pytest.mark.parametrize("script", scripts(), ids=lambda path: path.name)
+def test_shellcheck_has_nothing_to_say(script: Path) -> None:
+    shellcheck = Path(sys.executable).with_name("shellcheck")
+    done = subprocess.run([shellcheck, "--external-sources", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+@pytest.mark.parametrize("script", scripts(), ids=lambda path: path.name)
+def test_no_script_names_a_registry_a_project_or_a_secret(script: Path) -> None:
+    text = script.read_text()
+    assert not re.search(r"(docker|gcr|ghcr|quay)\.io/|pkg\.dev|pypi\.org|dkr\.ecr", text)
+    assert "set -x" not in text

@@ -1,0 +1,343 @@
+"""An engine by itself: who gets it, who outlives whom, and that no buffer is used again before its process is dead."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardserve_proto.errors import EngineLost, EngineStarting
+from shardserve_server.link import engine_service
+from shardserve_server.link.buffers import BufferPool
+from shardserve_server.link.engine_process import EngineProcess
+from shardserve_server.link.engine_service import SocketInUse, listen
+from shardserve_server.link.launchers import SocketLauncher
+
+from .harness import ROOT, make_pool, order, outcome, run, until
+from .test_engine_process import MIB, pattern
+
+Service = subprocess.Popen[str]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "engine.sock"
+
+
+@contextmanager
+def service(path: Path, *, stop_grace_s: float = 20.0, **settings: Any) -> Iterator[Service]:
+    """A service of fake engines, in a process of its own; killed at the end if it lives."""
+    argv = [sys.executable, "-m", "tests.server.link.fake_service", str(path), str(stop_grace_s), json.dumps(settings)]
+    with subprocess.Popen(argv, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "listening\n"
+            yield process
+        finally:
+            process.kill()
+            process.communicate()
+
+
+@asynccontextmanager
+async def front(path: Path, pool: BufferPool | None = None, *, wait: bool = True) -> AsyncIterator[EngineProcess]:
+    """A front of the service, whose engine is ready."""
+    process = EngineProcess(SocketLauncher(path), pool or make_pool())
+    await process.start()
+    try:
+        if wait:
+            await until(lambda: process.state == "ready")
+        yield process
+    finally:
+        await process.stop()
+
+
+def is_alive(pid: int | None) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_arrays_come_back_as_they_went(path: Path) -> None:
+    async def check() -> None:
+        async with front(path) as process:
+            for sizes in ([], [1], [64 * 2**10], [3 * MIB], [MIB + 1, 0, 7, MIB]):
+                arrays = [pattern(size) for size in sizes]
+                assert await order(process, "echo", *arrays) == arrays
+            await until(lambda: process._pool.usage().leases == 0)
+
+    with service(path):
+        run(check())
+
+
+def test_the_engine_is_loaded_before_its_front_comes_and_again_when_one_has_left(path: Path) -> None:
+    async def check() -> None:
+        pids = []
+        for _ in range(3):
+            async with front(path) as process:
+                await order(process, "hold", pattern(MIB))
+                pids.append(process.pid)
+            assert process._pool.usage().leases == 0, "what one front had is over for the next"
+        assert len(set(pids)) == 3
+        await until(lambda: not any(map(is_alive, pids)))
+
+    with service(path):
+        run(check())
+
+
+def test_a_front_waits_for_an_engine_that_is_not_there_yet(path: Path) -> None:
+    async def check() -> None:
+        async with front(path, wait=False) as process:
+            await until(lambda: "nobody answers at its socket" in process.reason)
+            assert isinstance(await outcome(order(process, "echo")), EngineStarting)
+            assert str(path.parent) not in process.reason, "no path goes out"
+            with service(path):
+                await until(lambda: process.state == "ready")
+                assert await order(process, "echo", pattern(MIB)) == [pattern(MIB)]
+
+    run(check())
+
+
+def test_a_second_front_waits_until_the_first_has_left(path: Path) -> None:
+    async def check() -> None:
+        async with AsyncExitStack() as second_leaves:
+            async with front(path) as first:
+                second = await second_leaves.enter_async_context(front(path, wait=False))
+                await until(lambda: "serves another front" in second.reason)
+                assert await order(first, "echo", pattern(MIB)) == [pattern(MIB)]
+            await until(lambda: second.state == "ready")
+            assert await order(second, "echo", pattern(MIB)) == [pattern(MIB)]
+
+    with service(path):
+        run(check())
+
+
+def test_a_dead_engine_fails_its_calls_and_the_next_one_comes(path: Path) -> None:
+    async def check() -> None:
+        async with front(path) as process:
+            await order(process, "hold", pattern(MIB))
+            assert isinstance(await outcome(order(process, "crash")), EngineLost)
+            await until(lambda: process.state == "ready" and process.starts == 2)
+            assert process._pool.usage().leases == 0
+            assert await order(process, "echo", pattern(MIB)) == [pattern(MIB)]
+
+    with service(path):
+        run(check())
+
+
+def test_no_buffer_comes_back_before_the_process_is_dead(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The link is closed, but the process lives for a second more and has its buffers mapped."""
+
+    async def check() -> None:
+        pool = make_pool()
+        async with front(path, pool) as process:
+            await order(process, "hold", pattern(MIB))
+            pid = process.pid
+            assert process._connection is not None
+            process._connection._channel.close()  # type: ignore[union-attr]
+            monitored = []
+            while pool.usage().leases:
+                monitored.append(is_alive(pid))
+                await asyncio.sleep(0.01)
+            assert all(monitored[:-2]), "held to the last"
+            assert len(monitored) > 50
+            assert not is_alive(pid)
+
+    # A front kills an engine whose link has ended; here its order to do so is lost.
+    monkeypatch.setattr("shardserve_server.link.launchers._Life.kill", lambda _: None)
+    with service(path, lingers_s=1.0):
+        run(check())
+
+
+_FRONT = """
+from tests.server.link.test_engine_service import *
+async def stay():
+    async with front(Path(sys.argv[1])) as process:
+        print(process.pid, flush=True)
+        await asyncio.sleep(60)
+run(stay())
+"""
+
+
+def test_an_engine_that_ignores_the_end_of_its_front_is_killed(path: Path) -> None:
+    with (
+        service(path),
+        subprocess.Popen(
+            [sys.executable, "-c", _FRONT, str(path)], stdout=subprocess.PIPE, cwd=ROOT, text=True
+        ) as left,
+    ):
+        assert left.stdout is not None
+        engine = int(next(line for line in left.stdout if line.strip().isdigit()))
+        os.kill(engine, signal.SIGSTOP)
+        left.kill()
+        left.wait()
+        started = time.monotonic()
+        while is_alive(engine):
+            assert time.monotonic() - started < engine_service.KILL_AFTER_S + 2.0
+            time.sleep(0.02)
+
+
+def test_the_engine_dies_with_its_service_and_the_front_takes_the_next(path: Path) -> None:
+    async def check() -> None:
+        with service(path) as first:
+            async with front(path) as process:
+                await order(process, "hold", pattern(MIB))
+                pid = process.pid
+                first.kill()
+                first.wait()
+                await until(lambda: not is_alive(pid), within_s=5.0)
+                await until(lambda: process._pool.usage().leases == 0)
+                assert process.state == "starting"
+                with service(path):
+                    await until(lambda: process.state == "ready")
+                    assert await order(process, "echo", pattern(MIB)) == [pattern(MIB)]
+
+    run(check())
+
+
+def test_sigterm_waits_for_the_front_and_lets_nobody_else_in(path: Path) -> None:
+    async def check(process: Service) -> None:
+        async with front(path) as first:
+            process.send_signal(signal.SIGTERM)
+            await asyncio.sleep(0.3)
+            assert process.poll() is None
+            assert await order(first, "echo", pattern(MIB)) == [pattern(MIB)]
+            async with front(path, wait=False) as second:
+                await until(lambda: "about to stop" in second.reason)
+        assert process.wait(5) == 0
+        assert not path.exists()
+
+    with service(path) as process:
+        run(check(process))
+
+
+@pytest.mark.parametrize("how", ["the grace is over", "a second signal", "sigint"])
+def test_a_front_that_stays_does_not_keep_the_service(path: Path, how: str) -> None:
+    async def check(process: Service) -> None:
+        async with front(path) as first:
+            process.send_signal(signal.SIGINT if how == "sigint" else signal.SIGTERM)
+            if how == "a second signal":
+                await asyncio.sleep(0.2)
+                process.send_signal(signal.SIGTERM)
+            await until(lambda: process.poll() is not None)
+            assert process.returncode == 0
+            await until(lambda: first.state == "starting")
+
+    with service(path, stop_grace_s=0.3 if how == "the grace is over" else 20.0) as process:
+        run(check(process))
+
+
+def test_without_a_front_sigterm_ends_it_at_once(path: Path) -> None:
+    with service(path) as process:
+        (engine,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(5) == 0
+        assert not is_alive(int(engine))
+
+
+def test_refused_settings_end_the_service_with_status_2(path: Path) -> None:
+    with service(path, start="refuse") as process:
+        assert process.wait(10) == 2
+
+
+def test_an_engine_that_dies_again_and_again_ends_the_service(path: Path) -> None:
+    with service(path, start="crash") as process:
+        assert process.wait(10) == 1
+        assert process.stderr is not None
+        assert "died 3 times within 60 s (last: exit status 3)" in process.stderr.read()
+
+
+def test_only_owner_and_group_may_connect(path: Path) -> None:
+    with listen(path):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o660
+
+
+_OTHER_USER = """
+from tests.server.link.test_engine_service import *
+import asyncio.base_events, uvloop
+os.setgroups([])
+os.setgid(int(sys.argv[2]))
+os.setuid(10_002)
+async def use():
+    async with front(Path(sys.argv[1]), wait=False) as process:
+        await until(lambda: process.state == "ready" or "Permission denied" in process.reason)
+        if process.state == "ready":
+            assert await order(process, "echo", pattern(MIB)) == [pattern(MIB)]
+        sys.stdout.write(process.state + " " + process.reason)
+run(use())
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_user_gets_the_engine_by_its_group_and_a_stranger_does_not() -> None:
+    """Two users who share nothing but the socket: buffers pass between them all the same."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chown(folder, 0, 10_001)
+        Path(folder).chmod(0o2750)  # as the volume of two containers: the file takes the folder's group
+        path = Path(folder, "engine.sock")
+        with service(path):
+            said = [
+                subprocess.run(
+                    [sys.executable, "-c", _OTHER_USER, str(path), group],
+                    capture_output=True, text=True, cwd=ROOT, check=False,
+                )
+                for group in ("10001", "10003")
+            ]  # fmt: skip
+    assert [done.returncode for done in said] == [0, 0], said[0].stderr + said[1].stderr
+    assert said[0].stdout.endswith("ready ")
+    assert "Permission denied" in said[1].stdout.splitlines()[-1]
+
+
+def test_what_is_at_the_path_already_is_named(path: Path) -> None:
+    path.write_text("a file")
+    with pytest.raises(SocketInUse, match="a file of another kind"):
+        listen(path)
+    assert path.read_text() == "a file"
+    path.unlink()
+    with listen(path), pytest.raises(SocketInUse, match="another engine listens there"):
+        listen(path)
+    with listen(path):
+        assert True, "a socket that nobody listens at any more is replaced"
+    with pytest.raises(SocketInUse, match="No such file or directory"):
+        listen(path.parent / "no" / "folder")
+    with pytest.raises(SocketInUse, match="too long"):
+        listen(path.parent / ("x" * 200))
+
+
+def test_a_service_of_another_version_is_named(path: Path) -> None:
+    async def check() -> None:
+        async with front(path, wait=False) as process:
+            loop = asyncio.get_running_loop()
+            control, _ = await loop.run_in_executor(None, listener.accept)
+            control.send(b'{"version": 999, "pid": 1}')
+            control.close()
+            await until(lambda: "different versions" in process.reason)
+
+    with listen(path) as listener:
+        listener.setblocking(True)
+        run(check())
+
+
+def test_a_stranger_that_connects_and_leaves_disturbs_nobody(path: Path) -> None:
+    async def check() -> None:
+        for _ in range(20):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
+                stranger.connect(str(path))
+        async with front(path) as process:
+            assert await order(process, "echo", pattern(MIB)) == [pattern(MIB)]
+
+    with service(path):
+        run(check())
