@@ -101,7 +101,8 @@ def serve(
     try:
         settings = load_settings({name: value for name, value in given.items() if value is not None})
         announce = _announce_json if as_json else functools.partial(_announce, settings.host)
-        announce_ready = _announce_ready_json if as_json else _announce_ready
+        is_chosen = settings.platform is not None or settings.devices is not None or settings.engine_socket is not None
+        announce_ready = _announce_ready_json if as_json else functools.partial(_announce_ready, is_chosen)
         status = run(settings, announce=announce, announce_ready=announce_ready, stop_at_eof=stop_at_eof)
     except (BadSetting, StartRefused) as error:
         _refuse(error)
@@ -173,11 +174,7 @@ def ready(
 
 def _why_not_ready(url: str) -> str | None:
     """None for a server that takes calls. Python's own client, since a probe should start quickly."""
-    parts = urllib.parse.urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise typer.BadParameter(f"the address of a server begins with http:// or https://, not {url!r}")
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    connection = kind(parts.hostname, parts.port, timeout=PROBE_TIMEOUT_S)
+    connection = _connection(url)
     try:
         connection.request("GET", "/readyz")
         response = connection.getresponse()
@@ -192,6 +189,18 @@ def _why_not_ready(url: str) -> str | None:
         return str(json.loads(body)["error"]["message"])
     except (ValueError, KeyError, TypeError):
         return f"{url} answers with HTTP {response.status}"
+
+
+def _connection(url: str) -> http.client.HTTPConnection:
+    parts = urllib.parse.urlsplit(url)
+    try:
+        host, port = parts.hostname, parts.port
+    except ValueError:  # a port that is no number
+        host, port = None, None
+    if parts.scheme not in ("http", "https") or not host:
+        raise typer.BadParameter(f"an address is like http://host:8000, not {url!r}")
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    return kind(host, port, timeout=PROBE_TIMEOUT_S)
 
 
 def _refuse(reason: object) -> NoReturn:
@@ -233,12 +242,16 @@ def _announce_ready_json(info: EngineInfo, seconds: float) -> None:
     _say(json.dumps({"ready_s": round(seconds, 3), "devices": len(info.devices), "meshes": info.meshes}))
 
 
-def _announce_ready(info: EngineInfo, seconds: float) -> None:
+def _announce_ready(is_chosen: bool, info: EngineInfo, seconds: float) -> None:
     kinds = ", ".join(sorted({device.kind for device in info.devices}))
     meshes = "; ".join(
         f"{name} ({', '.join(f'{axis}={size}' for axis, size in axes)})" for name, axes in info.meshes.items()
     )
     _say(f"ready after {seconds:.1f} s: {_counted(len(info.devices), 'device')} ({kinds}), JAX {info.versions['jax']}")
+    if not is_chosen and info.devices[0].platform == "cpu":
+        _say(
+            "no accelerator was found: this is the CPU. --platform gpu or tpu says why; --devices 8 makes virtual ones"
+        )
     _say(f"meshes: {meshes}")
     _say(
         f"limits: {info.memory_bytes / 2**30:.1f} GiB of device memory, {_counted(info.queue_depth, 'waiting call')}, "

@@ -61,6 +61,8 @@ def test_the_clients_own_variables_are_no_settings(monkeypatch: pytest.MonkeyPat
         ("buffer_bytes", 0), ("spare_buffer_bytes", -1), ("buffer_kind", "disk"), ("memory_bytes", 0),
         ("compile_cache_entries", 0), ("queue_depth", 0), ("queue_depth", "x"),
         ("timeout_s", 0), ("timeout_s", -1), ("timeout_s", "nan"), ("timeout_s", "inf"), ("timeout_s", "soon"),
+        ("platform", "cuda"), ("platform", ""), ("cache_bytes", 0), ("cache_bytes", "all"),
+        ("drain_delay_s", -1), ("drain_delay_s", "inf"), ("exit_after_idle_s", 0), ("exit_after_idle_s", "nan"),
         ("engine_start_timeout_s", 0), ("stop_grace_s", 0), ("keep_alive_s", 0), ("event_loop", "trio"),
         ("meshes", "x=4"), ("meshes", "grid:"), ("meshes", "grid:x"), ("meshes", "grid:x=four"), ("meshes", "grid:x=0"),
         ("meshes", ":x=4"), ("meshes", "grid:=4"), ("meshes", "grid:x=-2"),
@@ -84,6 +86,32 @@ def test_a_mesh_that_does_not_fit_the_devices_is_named(meshes: str, reason: str)
     with pytest.raises(BadSetting, match=reason) as caught:
         load_settings({"meshes": meshes, "devices": 8})
     assert caught.value.name == "meshes"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("devices", 8), ("platform", "tpu"), ("meshes", "grid:x=4"), ("memory_bytes", "1GiB"),
+        ("cache_dir", "programs"), ("cache_bytes", "1GiB"), ("compile_cache_entries", 9), ("queue_depth", 9),
+        ("arrays_root", "vectors"),
+    ],
+)  # fmt: skip
+def test_a_front_refuses_the_settings_of_an_engine_that_runs_by_itself(name: str, value: Any) -> None:
+    with pytest.raises(BadSetting, match="it belongs to the engine, which runs by itself; set it there") as caught:
+        load_settings({"engine_socket": "engine.sock", name: value})
+    assert caught.value.name == name
+
+
+def test_an_accelerator_has_no_virtual_devices() -> None:
+    with pytest.raises(BadSetting, match="the platform is gpu") as caught:
+        load_settings({"platform": "gpu", "devices": 8})
+    assert caught.value.name == "devices"
+
+
+@pytest.mark.parametrize(("platform", "known_to_jax"), [("cpu", "cpu"), ("gpu", "cuda"), ("tpu", "tpu")])
+def test_jax_looks_for_the_platform_that_was_asked_for(platform: str, known_to_jax: str) -> None:
+    command = load_settings({"platform": platform}).engine_command()
+    assert command.environment["JAX_PLATFORMS"] == known_to_jax
 
 
 def test_an_unknown_setting_is_named_with_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:

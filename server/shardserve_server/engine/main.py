@@ -15,7 +15,7 @@ import sys
 import threading
 from typing import Any
 
-from shardserve_proto.errors import ShardserveError
+from shardserve_proto.errors import InvalidRequest, ShardserveError
 
 from ..link.channel import BrokenLink, ThreadChannel
 from ..link.descriptors import MappedBuffers, raise_descriptor_limit
@@ -46,11 +46,12 @@ def main(argv: list[str]) -> int:
 
 def _serve(settings: dict[str, Any], channel: ThreadChannel, buffers: MappedBuffers) -> int:
     # Imported here, so that the process is bound to its parent before the seconds that JAX takes to load.
-    from .engine import Engine, EngineSettings
-
     try:
+        from .engine import Engine, EngineSettings
+
         engine = Engine(EngineSettings(**_with_tuples(settings)))
-    except ShardserveError as error:
+    except (ShardserveError, ModuleNotFoundError) as fault:
+        error = fault if isinstance(fault, ShardserveError) else _missing(fault)
         logger.error("cannot start: %s", error.message)
         channel.send(Refused(error_to_wire(error)))
         return REFUSED_STATUS
@@ -59,6 +60,13 @@ def _serve(settings: dict[str, Any], channel: ThreadChannel, buffers: MappedBuff
     _exit_after(CLOSE_GRACE_S)
     engine.close()
     return 0
+
+
+def _missing(fault: ModuleNotFoundError) -> ShardserveError:
+    return InvalidRequest(
+        f"the engine needs {fault.name!r}, which is not installed; pip install 'shardserve[server]' brings it, "
+        "'shardserve[gpu]' and 'shardserve[tpu]' with the accelerator's own packages"
+    )
 
 
 def _with_tuples(settings: dict[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import errno
 import os
 import signal
 import socket
@@ -191,8 +192,9 @@ def bind(settings: Settings) -> socket.socket:
         listener.set_inheritable(False)
     except OSError as error:
         listener.close()
-        name = "host" if error.errno == 99 else "port"
-        raise BadSetting(name, f"cannot listen on {settings.host}:{settings.port}: {error.strerror}") from None
+        name = "host" if error.errno == errno.EADDRNOTAVAIL else "port"
+        hint = "; `ss -ltnp` names who listens there" if error.errno == errno.EADDRINUSE else ""
+        raise BadSetting(name, f"cannot listen on {settings.host}:{settings.port}: {error.strerror}{hint}") from None
     return listener
 
 
