@@ -267,6 +267,7 @@ def run(
         services.engine.on_first_refusal = lambda reason: _give_up(server, refused, reason)
         services.engine.on_change = Watch(services, announce_ready)
         server.run(sockets=[listener])
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # one that comes now asks for what is done already
         if refused:
             raise StartRefused(refused[0])
         return server.status

@@ -126,15 +126,15 @@ class EngineService:
 
     def _spawn(self) -> None:
         (messages, its_messages), (descriptors, its_descriptors) = socket_pairs()
-        with its_messages, its_descriptors:
-            try:
-                process = self._command.spawn(its_messages, its_descriptors, is_restart=self._starts > 0)
-            except OSError:
-                messages.close()
-                descriptors.close()
-                raise
+        with its_messages, its_descriptors, contextlib.ExitStack() as undo:
+            undo.callback(messages.close)
+            undo.callback(descriptors.close)
+            process = self._command.spawn(its_messages, its_descriptors, is_restart=self._starts > 0)
+            undo.callback(_end, process)
+            pidfd = os.pidfd_open(process.pid)
+            undo.pop_all()
         self._starts += 1
-        self._engine = _Engine(process, os.pidfd_open(process.pid), (messages, descriptors))
+        self._engine = _Engine(process, pidfd, (messages, descriptors))
         self._loop.add_reader(self._engine.pidfd, self._died, self._engine)
 
     def _died(self, engine: _Engine) -> None:
@@ -165,8 +165,7 @@ class EngineService:
 
     def _end_engine(self) -> None:
         if self._engine is not None:
-            self._engine.process.kill()
-            self._engine.process.wait()
+            _end(self._engine.process)
             self._engine.close_ends()
 
     # ---- its front
@@ -234,6 +233,11 @@ class EngineService:
     def _finish(self, status: int) -> None:
         if not self._ended.done():
             self._ended.set_result(status)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
 
 
 def listen(path: Path) -> socket.socket:

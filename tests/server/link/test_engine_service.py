@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -22,11 +23,12 @@ import pytest
 from shardserve_proto.errors import EngineLost, EngineStarting
 from shardserve_server.link import engine_service
 from shardserve_server.link.buffers import BufferPool
+from shardserve_server.link.engine_command import EngineCommand
 from shardserve_server.link.engine_process import EngineProcess
 from shardserve_server.link.engine_service import SocketInUse, listen
 from shardserve_server.link.launchers import SocketLauncher
 
-from .harness import ROOT, make_pool, order, outcome, run, until
+from .harness import ROOT, fake_command, make_pool, order, outcome, run, until
 from .test_engine_process import MIB, pattern
 
 Service = subprocess.Popen[str]
@@ -258,6 +260,25 @@ def test_an_engine_that_dies_again_and_again_ends_the_service(path: Path) -> Non
         assert process.wait(10) == 1
         assert process.stderr is not None
         assert "died 3 times within 60 s (last: exit status 3)" in process.stderr.read()
+
+
+def test_a_process_that_cannot_be_watched_is_not_left_behind(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A system without process descriptors, or a process without room for one."""
+    spawned: list[subprocess.Popen[bytes]] = []
+
+    def fail(pid: int) -> int:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    def spawn(*_: object, **__: object) -> subprocess.Popen[bytes]:
+        spawned.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]))
+        return spawned[-1]
+
+    monkeypatch.setattr(os, "pidfd_open", fail)
+    monkeypatch.setattr(EngineCommand, "spawn", spawn)
+    service = engine_service.EngineService(fake_command(), path, stop_grace_s=1.0, on_listening=lambda: None)
+    with pytest.raises(OSError, match="not implemented"):
+        service._spawn()
+    assert [process.poll() for process in spawned] == [-signal.SIGKILL]
 
 
 def test_only_owner_and_group_may_connect(path: Path) -> None:
