@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 
 
 def main() -> None:
     """Run the command line, or say which extra brings it: the base install is the client alone."""
+    if os.getpid() == 1:  # the first process of a container has no default for a signal, and would pass over this one
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     try:
         from .cli import main as run
 

@@ -114,7 +114,7 @@ class Victim:
         return front, engine
 
     def _settled_descriptors(self) -> tuple[int, int]:
-        """Buffers are closed by a thread, a moment after they are given back."""
+        """Buffers are closed by a thread, a moment after they are given back, or when the engine has come to rest."""
         seen = [self.descriptors()]
         while len(seen) < 20 or len(set(seen[-20:])) > 1:
             time.sleep(0.05)

@@ -18,6 +18,7 @@ import pytest
 
 from tests.server.front.serving import eventually
 
+from .load import load
 from .serving import RunningServer, children, is_alive, launch
 
 
@@ -103,6 +104,24 @@ def test_each_is_stopped_and_started_without_the_other(tmp_path: Path) -> None:
                 front.wait_ready()
                 assert front.json("dot", {"arguments": [[1, 2], [3, 4]]}).status == 200
                 assert front.stop() == 0
+
+
+def test_an_engine_that_is_replaced_under_load_loses_nothing_that_was_accepted(tmp_path: Path) -> None:
+    """As its container is, by an upgrade: the front says `engine_starting` until the next engine is there."""
+    path = tmp_path / "engine.sock"
+    with (
+        engine_service(path) as engine,
+        launch("--engine-socket", str(path), devices=None) as front,
+        load(front.port) as made,
+    ):
+        eventually(lambda: made.outcomes["right"] > 20)
+        engine.terminate()
+        assert engine.wait(20) == 0
+        with engine_service(path):
+            before = made.outcomes["right"]
+            eventually(lambda: made.outcomes["right"] > before + 20, within_s=20.0)
+            assert set(made.outcomes) == {"right", "503 engine_starting"}
+            assert front.stop() == 0
 
 
 def test_both_asked_to_stop_at_once_lose_nothing(tmp_path: Path) -> None:

@@ -48,8 +48,10 @@ def _serve(settings: dict[str, Any], channel: ThreadChannel, buffers: MappedBuff
     # Imported here, so that the process is bound to its parent before the seconds that JAX takes to load.
     try:
         from .engine import Engine, EngineSettings
+        from .garbage import keep_loaded
 
         engine = Engine(EngineSettings(**_with_tuples(settings)))
+        keep_loaded()
     except (ShardserveError, ModuleNotFoundError) as fault:
         error = fault if isinstance(fault, ShardserveError) else _missing(fault)
         logger.error("cannot start: %s", error.message)

@@ -140,7 +140,7 @@ def load_keys(settings: Settings) -> KeyRing:
     if settings.key_file is not None:
         pairs += read_key_file(settings.key_file, setting="key_file")
     if pairs:
-        return KeyRing(Keys(pairs))
+        return KeyRing(Keys(pairs), path=settings.key_file)
     if settings.is_loopback:
         return KeyRing(None)
     return _stored_or_made(settings.state_dir / KEY_NAME)

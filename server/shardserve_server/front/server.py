@@ -247,7 +247,7 @@ def run(
         BadSetting: before anything is started.
         StartRefused: the engine cannot start with these settings.
     """
-    signal.signal(signal.SIGTERM, _stop_early)  # the first process of a container has no default for it
+    signal.signal(signal.SIGTERM, _stop_early)
     configure_logging()
     raise_descriptor_limit()
     ring = load_keys(settings)

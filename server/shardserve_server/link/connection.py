@@ -81,6 +81,7 @@ class EngineConnection:
         self._windows: dict[int, asyncio.Future[Lease]] = {}  # by the lease that each is read into
         self._questions: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._numbers = itertools.count(1)
+        self._streams: set[int] = set()  # by the call; the engine keeps what is not read yet
         self._known_buffers: set[int] = set()
         self._holder = object()  # what this life of the engine holds, no other one does
         pool.on_discard.append(self._forget)
@@ -162,7 +163,13 @@ class EngineConnection:
 
     def end_stream(self, call: int) -> None:
         """Nobody reads the rest of a stream."""
+        self._streams.discard(call)
         self._send(Cancel(call))
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether somebody waits for this engine."""
+        return bool(self._calls or self._windows or self._streams or self._questions)
 
     def close(self) -> None:
         """End the link, which an engine takes as the request to end."""
@@ -292,6 +299,8 @@ class EngineConnection:
         view = lease.view if lease is not None else payload
         segments = tuple(view[offset : offset + nbytes] for offset, nbytes in message.segments)
         stream = ReplyStream(self, message.call, message.windows) if message.windows else None
+        if stream is not None:
+            self._streams.add(message.call)
         pending.future.set_result(
             EngineReply(
                 header=message.header,

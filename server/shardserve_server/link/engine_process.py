@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import threading
 import time
@@ -23,6 +24,8 @@ from .transfer import NO_OPTIONS, CallOptions, EngineReply, EngineState, Upload
 STOP_GRACE_S = 5.0
 START_PAUSE_S = 1.0
 MOST_START_PAUSE_S = 5.0
+#: How often a front that is about to leave its engine looks whether it may.
+LOOK_AGAIN_S = 0.02
 
 
 class EngineProcess:
@@ -62,6 +65,7 @@ class EngineProcess:
         self._gone = asyncio.Event()
         self._starting: asyncio.Task[None] | None = None
         self._preparing: asyncio.Task[None] | None = None
+        self._leaving: asyncio.Task[None] | None = None
         self._log = structlog.get_logger("shardserve.engine")
 
     async def start(self) -> None:
@@ -86,7 +90,9 @@ class EngineProcess:
             on_end=lambda: self._on_link_end(connection),
         )
         self._process, self._connection, self.pid = process, connection, process.pid
-        threading.Thread(target=_wait, args=(process, loop, self._on_death), name="engine-wait", daemon=True).start()
+        threading.Thread(
+            target=_wait, args=(process, loop, self._on_stopping, self._on_death), name="engine-wait", daemon=True
+        ).start()
         self._start_timer = loop.call_later(self._start_timeout_s, self.kill)
         await connection.open(process.messages)
 
@@ -221,6 +227,18 @@ class EngineProcess:
             self._lose(connection)
             self.kill()  # a process that lives on without its link is of no use
 
+    def _on_stopping(self, process: Launched) -> None:
+        """Somebody stops the engine, which is not this front's own: finish with it, and wait for the next."""
+        connection = self._connection
+        if process is self._process and connection is not None and not self._is_stopping:
+            self._enter("starting", "the engine is about to stop; the next one is awaited")
+            self._leaving = asyncio.get_running_loop().create_task(self._leave(connection))
+
+    async def _leave(self, connection: EngineConnection) -> None:
+        while connection.is_busy:
+            await asyncio.sleep(LOOK_AGAIN_S)
+        connection.close()
+
     def _on_death(self, process: Launched, status: int | None) -> None:
         """waitpid, or what stands for it, has spoken: the process holds nothing any more."""
         connection = self._connection
@@ -279,9 +297,15 @@ class EngineProcess:
             self._start_timer = None
 
 
-def _wait(process: Launched, loop: asyncio.AbstractEventLoop, on_death: Callable[[Launched, int | None], None]) -> None:
-    status = process.wait()
-    try:
+def _wait(
+    process: Launched,
+    loop: asyncio.AbstractEventLoop,
+    on_stopping: Callable[[Launched], None],
+    on_death: Callable[[Launched, int | None], None],
+) -> None:
+    def tell_stopping() -> None:
+        loop.call_soon_threadsafe(on_stopping, process)
+
+    with contextlib.suppress(RuntimeError):  # the loop is closed: the front itself is ending
+        status = process.wait(tell_stopping)
         loop.call_soon_threadsafe(on_death, process, status)
-    except RuntimeError:  # the loop is closed: the front itself is ending
-        return

@@ -219,11 +219,13 @@ class EngineService:
     # ---- the end
 
     def _stop(self) -> None:
-        """Let the front finish, which is stopping too if somebody stops the whole; a second request is in earnest."""
+        """Let the front finish what it has accepted, and leave; a second request is in earnest."""
         if self._is_stopping or self._engine is None or self._engine.control is None:
             self._stop_now()
             return
         self._is_stopping = True
+        with contextlib.suppress(OSError):
+            self._engine.control.send(b'{"stopping": true}')
         self._loop.call_later(self._stop_grace_s, self._stop_now)
 
     def _stop_now(self) -> None:

@@ -32,14 +32,15 @@ class Launched:
     Attributes:
         pid: as the one who started it sees it.
         messages, descriptors: the front's ends of the link.
-        wait: blocks until the process is dead; its status, None when that cannot be told.
+        wait: blocks until the process is dead; its status, None when that cannot be told. It is given what to call when
+            the engine is about to stop, and waits for its front to leave.
         kill: ends it with SIGKILL.
     """
 
     pid: int
     messages: socket.socket
     descriptors: socket.socket
-    wait: Callable[[], int | None]
+    wait: Callable[[Callable[[], None]], int | None]
     kill: Callable[[], None]
 
 
@@ -77,7 +78,7 @@ class ChildLauncher:
                 messages.close()
                 descriptors.close()
                 raise
-        return Launched(process.pid, messages, descriptors, process.wait, process.kill)
+        return Launched(process.pid, messages, descriptors, lambda _: process.wait(), process.kill)
 
 
 class SocketLauncher:
@@ -154,18 +155,31 @@ class _Life:
         self._control = control
         self._pidfd = pidfd
 
-    def wait(self) -> int | None:
+    def wait(self, on_stopping: Callable[[], None]) -> int | None:
         poll = select.poll()
-        poll.register(self._pidfd, select.POLLIN)
-        poll.poll()
+        for descriptor in (self._pidfd, self._control.fileno()):
+            poll.register(descriptor, select.POLLIN)
+        while self._pidfd not in (ready := [descriptor for descriptor, _ in poll.poll()]):
+            said = self._said()
+            if said is None:  # the service is gone, and the engine is about to follow
+                poll.unregister(ready[0])
+            elif said.get("stopping"):
+                on_stopping()
         os.close(self._pidfd)
-        with self._control as control:
-            control.settimeout(STATUS_WAIT_S)
-            try:
-                status: int | None = json.loads(control.recv(MOST_RECORD_BYTES) or b"{}").get("status")
-            except (OSError, ValueError):
-                return None
-            return status
+        with self._control:
+            self._control.settimeout(STATUS_WAIT_S)
+            said = self._said()
+            while said is not None and "status" not in said:
+                said = self._said()
+            return None if said is None else said["status"]
+
+    def _said(self) -> dict[str, Any] | None:
+        """The service's next record; None at its end."""
+        try:
+            said: dict[str, Any] | None = json.loads(self._control.recv(MOST_RECORD_BYTES) or b"null")
+        except (OSError, ValueError):
+            return None
+        return said
 
     def kill(self) -> None:
         try:

@@ -210,17 +210,26 @@ def test_the_engine_dies_with_its_service_and_the_front_takes_the_next(path: Pat
     run(check())
 
 
-def test_sigterm_waits_for_the_front_and_lets_nobody_else_in(path: Path) -> None:
+def test_sigterm_lets_the_front_finish_and_nobody_in(path: Path) -> None:
+    """The front takes nothing new for this engine, and is ready again with the next."""
+
     async def check(process: Service) -> None:
         async with front(path) as first:
+            call = asyncio.create_task(order(first, "sleep", pattern(MIB), s=1.0))
+            await asyncio.sleep(0.1)
             process.send_signal(signal.SIGTERM)
-            await asyncio.sleep(0.3)
-            assert process.poll() is None
-            assert await order(first, "echo", pattern(MIB)) == [pattern(MIB)]
+            await until(lambda: first.state == "starting")
+            assert "about to stop" in first.reason
+            assert isinstance(await outcome(order(first, "echo")), EngineStarting)
             async with front(path, wait=False) as second:
                 await until(lambda: "about to stop" in second.reason)
-        assert process.wait(5) == 0
-        assert not path.exists()
+            assert process.poll() is None
+            assert await call == [pattern(MIB)]
+            assert await asyncio.to_thread(process.wait, 5) == 0
+            assert not path.exists()
+            with service(path):
+                await until(lambda: first.state == "ready")
+                assert await order(first, "echo", pattern(MIB)) == [pattern(MIB)]
 
     with service(path) as process:
         run(check(process))
@@ -230,13 +239,16 @@ def test_sigterm_waits_for_the_front_and_lets_nobody_else_in(path: Path) -> None
 def test_a_front_that_stays_does_not_keep_the_service(path: Path, how: str) -> None:
     async def check(process: Service) -> None:
         async with front(path) as first:
+            call = asyncio.create_task(outcome(order(first, "sleep", s=60)))
+            await asyncio.sleep(0.1)
             process.send_signal(signal.SIGINT if how == "sigint" else signal.SIGTERM)
             if how == "a second signal":
                 await asyncio.sleep(0.2)
                 process.send_signal(signal.SIGTERM)
             await until(lambda: process.poll() is not None)
             assert process.returncode == 0
-            await until(lambda: first.state == "starting")
+            assert isinstance(await call, EngineLost)
+            assert first.state == "starting"
 
     with service(path, stop_grace_s=0.3 if how == "the grace is over" else 20.0) as process:
         run(check(process))
