@@ -8,6 +8,7 @@ import json
 import os
 import time
 import urllib.parse
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -134,13 +135,14 @@ def engine(
         "arrays_root": arrays_root,
         "queue_depth": queue_depth,
     }
-    from .front.telemetry import configure_logging
     from .link.engine_service import EngineService, SocketInUse
+    from .link.log import configure_logging
     from .settings import BadSetting, load_settings
 
     configure_logging()
+    own = {"engine_socket": None}  # an environment that is shared with the front may have it
     try:
-        settings = load_settings({name: value for name, value in given.items() if value is not None})
+        settings = load_settings({name: value for name, value in given.items() if value is not None} | own)
         service = EngineService(
             settings.engine_command(),
             socket,
@@ -157,12 +159,12 @@ def engine(
 
 def ready(
     url: Annotated[
-        str | None, typer.Option(help="The server; without it, the one on this host at SHARDSERVE_PORT.")
+        str | None, typer.Option(help="The server; without it, the one of SHARDSERVE_HOST and _PORT.")
     ] = None,
     wait: Annotated[float, typer.Option(help="Ask again for so many seconds until it is ready.")] = 0.0,
 ) -> None:
     """Tell whether a server takes calls: status 0, or 1 with the reason. It needs no key."""
-    address = url or f"http://127.0.0.1:{os.environ.get('SHARDSERVE_PORT') or 8000}"
+    address = url or _own_address(os.environ)
     until = time.monotonic() + wait
     while (reason := _why_not_ready(address)) is not None:
         if time.monotonic() >= until:
@@ -170,6 +172,14 @@ def ready(
             raise typer.Exit(NOT_READY_STATUS)
         time.sleep(min(LOOK_AGAIN_S, max(0.0, until - time.monotonic())))
     typer.echo("ready")
+
+
+def _own_address(environment: Mapping[str, str]) -> str:
+    """Where a server with these settings answers on this host."""
+    host = environment.get("SHARDSERVE_HOST") or "127.0.0.1"
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host.strip("[]"), host.strip("[]"))  # noqa: S104 - not bound
+    port = environment.get("SHARDSERVE_PORT") or "8000"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _why_not_ready(url: str) -> str | None:
@@ -234,8 +244,8 @@ def _announce(host: str, facts: dict[str, Any]) -> None:
 
 def _announce_key(key: str, path: str) -> None:
     """Shown once, at the start that made it, and never on stdout, which is piped and kept."""
-    typer.echo(f"a key was made and stored in {path}; it is shown only now. Clients need:", err=True)
-    typer.echo(f"    export SHARDSERVE_API_KEY={key}", err=True)
+    _say(f"a key was made and stored in {path}; it is shown only now. Clients need:", err=True)
+    _say(f"    export SHARDSERVE_API_KEY={key}", err=True)
 
 
 def _announce_ready_json(info: EngineInfo, seconds: float) -> None:
@@ -263,11 +273,11 @@ def _counted(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def _say(text: str) -> None:
-    """To stdout, which whoever reads it may have closed; it is then nobody's any more, also at the end."""
+def _say(text: str, *, err: bool = False) -> None:
+    """To stdout or stderr, which whoever reads it may have closed; it is then nobody's any more, also at the end."""
     try:
-        typer.echo(text)
-    except OSError:
+        typer.echo(text, err=err)
+    except (OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2 if err else 1)
         os.close(nowhere)

@@ -31,6 +31,7 @@ Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Bytes = Annotated[ByteSize, Field(ge=1)]
 Platform = Literal["cpu", "gpu", "tpu"]
+MOST_SOCKET_BYTES = 107
 #: JAX's own words for them.
 JAX_PLATFORMS: dict[Platform, str] = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu"}
 #: What the engine is started with, and the front only passes on.
@@ -198,6 +199,20 @@ class Settings(BaseSettings):
         given = sorted(ENGINE_SETTINGS & self.model_fields_set)
         if self.engine_socket is not None and given:
             raise ValueError(f"{given[0]}: it belongs to the engine, which runs by itself; set it there")
+        return self
+
+    @model_validator(mode="after")
+    def _fit_socket(self) -> Settings:
+        if self.engine_socket is not None and len(os.fsencode(self.engine_socket)) > MOST_SOCKET_BYTES:
+            raise ValueError(f"engine_socket: the path of a unix socket has at most {MOST_SOCKET_BYTES} bytes")
+        return self
+
+    @model_validator(mode="after")
+    def _fit_drain(self) -> Settings:
+        if self.drain_delay_s > self.stop_grace_s:
+            raise ValueError(
+                f"drain_delay_s: it is above stop_grace_s ({self.stop_grace_s:g} s), within which a stop ends"
+            )
         return self
 
     @model_validator(mode="after")

@@ -74,10 +74,46 @@ def test_a_container_sees_no_file_of_the_host(name: str) -> None:
         assert target in ("/var/cache/shardserve", "/run/shardserve")
 
 
+ADDRESS, PORT = "SHARDSERVE_PUBLISH_ADDRESS", "SHARDSERVE_PUBLISH_PORT"
+PUBLISHED = [
+    ({}, ("127.0.0.1", "8000")),
+    ({PORT: "8001"}, ("127.0.0.1", "8001")),
+    ({ADDRESS: "192.0.2.7"}, ("192.0.2.7", "8000")),
+    ({ADDRESS: "192.0.2.7", PORT: "443"}, ("192.0.2.7", "443")),
+    ({"SHARDSERVE_PUBLISH": "8001"}, ("127.0.0.1", "8000")),  # one variable for both published a port everywhere
+]
+
+
+@pytest.mark.parametrize(("variables", "expected"), PUBLISHED)
 @pytest.mark.parametrize("name", FRONTS)
-def test_the_port_is_published_on_loopback_unless_told_otherwise(name: str) -> None:
-    assert services()[name]["ports"] == ["127.0.0.1:8000:8000"]
-    assert services(SHARDSERVE_PUBLISH="0.0.0.0:443")[name]["ports"] == ["0.0.0.0:443:8000"]
+def test_the_port_is_published_on_loopback_unless_an_address_is_given(
+    name: str, variables: dict[str, str], expected: tuple[str, str]
+) -> None:
+    assert services(**variables)[name]["ports"] == [f"{expected[0]}:{expected[1]}:8000"]
+
+
+def header() -> str:
+    """The comment at the top."""
+    return COMPOSE.read_text(encoding="utf-8").partition("\nx-least-rights")[0]
+
+
+def test_the_header_names_the_variables_that_there_are_and_no_others() -> None:
+    body = COMPOSE.read_text(encoding="utf-8").removeprefix(header())
+    told = set(re.findall(r"SHARDSERVE_[A-Z_]+", header()))
+    assert {name for name in told if not re.search(rf"(\$\{{|^ +){name}\b", body, flags=re.M)} == set()
+    assert {ADDRESS, PORT} <= told
+
+
+def test_the_header_tells_how_the_tpu_profile_gets_a_new_image_and_what_a_refused_start_does() -> None:
+    [(stopped, profile)] = re.findall(
+        r"docker compose --profile tpu stop (\S+) && docker compose --profile (\S+) up --detach", header()
+    )
+    assert stopped in services(profile)
+    assert stopped in FRONTS
+    text = re.sub(r"\s*\n#\s*", " ", header())
+    assert "Either order loses nothing that was accepted" in text
+    assert re.search(r"A refused start \(status 2: .*is tried again for ever; the log says why", text)
+    assert {service["restart"] for service in services().values()} == {"unless-stopped"}
 
 
 @pytest.mark.parametrize("name", FRONTS)
@@ -160,12 +196,27 @@ def compose_command() -> list[str] | None:
     return None
 
 
+def rendered_by_compose(profile: str, **given: str) -> dict[str, Any]:
+    command = [*(compose_command() or []), "--file", str(COMPOSE), "--profile", profile, "config", "--format", "json"]
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(("SHARDSERVE_", "TPU_"))}
+    done = subprocess.run(command, env=variables | given, capture_output=True, text=True, check=True)
+    rendered: dict[str, Any] = json.loads(done.stdout)
+    return rendered
+
+
+@pytest.mark.skipif(compose_command() is None, reason="compose is not here")
+@pytest.mark.parametrize(("variables", "expected"), PUBLISHED)
+def test_compose_itself_publishes_where_it_is_told_and_nowhere_else(
+    variables: dict[str, str], expected: tuple[str, str]
+) -> None:
+    [port] = rendered_by_compose("cpu", **variables)["services"]["cpu"]["ports"]
+    assert (port["host_ip"], port["published"], port["target"]) == (*expected, 8000)
+
+
 @pytest.mark.skipif(compose_command() is None, reason="compose is not here")
 @pytest.mark.parametrize("profile", PROFILES)
 def test_compose_itself_reads_the_file_as_these_tests_do(profile: str) -> None:
-    command = [*(compose_command() or []), "--file", str(COMPOSE), "--profile", profile, "config", "--format", "json"]
-    variables = {name: value for name, value in os.environ.items() if not name.startswith(("SHARDSERVE_", "TPU_"))}
-    rendered = json.loads(subprocess.run(command, env=variables, capture_output=True, text=True, check=True).stdout)
+    rendered = rendered_by_compose(profile)
     assert rendered["services"].keys() == PROFILES[profile]
     for name, service in services(profile).items():
         found = rendered["services"][name]

@@ -180,6 +180,7 @@ def test_start_installs_the_service_makes_a_key_and_waits(stage: Stage) -> None:
         "ACCELERATOR": "gpu",
         "IMAGE": "registry.example/shardserve:gpu",
         "IMAGE_ID": OLD,
+        "PREVIOUS_ID": "",
         "RUNTIME": "docker",
         "PORT": "9000",
         "STOP_GRACE_S": "120",
@@ -226,6 +227,27 @@ def test_start_leaves_a_running_service_and_a_host_that_is_not_ready(stage: Stag
     assert not (stage.root / "usr").exists()
 
 
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ("--port 70000", "--port '70000' is no port from 1 to 65535"),
+        ("--port 0", "--port '0' is no port"),
+        ("--wait soon", "--wait 'soon' is no number of seconds"),
+        ("--stop-grace -1", "--stop-grace '-1' is no number of seconds"),
+        ("--exit-after-idle 1h", "--exit-after-idle '1h' is no number of seconds"),
+        ("--image --privileged", "--image '--privileged' is no name of an image"),
+    ],
+)
+def test_start_refuses_a_value_before_it_installs_anything(stage: Stage, options: str, sentence: str) -> None:
+    healthy(stage)
+    stage.answer("docker image inspect", f"{OLD}\n")
+    done = stage.run("gpu/start", *options.split())
+    assert (done.status, stage.calls()) == (2, [])
+    assert sentence in done.stderr
+    assert not (stage.root / "usr").exists()
+    assert not list((stage.root / "etc").iterdir())
+
+
 def test_an_image_that_is_nowhere_is_named_before_anything_starts(stage: Stage) -> None:
     configured(stage, "IMAGE_ID=", image=SECOND)
     stage.answer("docker image inspect", status=1)
@@ -255,23 +277,28 @@ def test_stop_says_how_it_ended(stage: Stage, status: str, sentence: str) -> Non
 # --- what the unit runs
 
 
-def restrictions(stage: Stage, grace: str = "30") -> list[str]:
+def restrictions(stage: Stage, grace: str = "30", keys: str = "ro") -> list[str]:
     etc = stage.root / "etc/shardserve"
     return [
         *"run --rm --name shardserve --pull never --log-driver none --read-only --cap-drop ALL".split(),
         *"--security-opt no-new-privileges --user 10001:10001".split(),
         *"--pids-limit 4096 --ulimit nofile=65536:65536 --ulimit core=0:0".split(),
         *"--volume shardserve-cache:/var/cache/shardserve".split(),
-        *f"--volume {etc}/keys:/run/shardserve-keys:ro --env-file {etc}/settings".split(),
+        *f"--volume {etc}/keys:/run/shardserve-keys:{keys} --env-file {etc}/settings".split(),
         *f"--env SHARDSERVE_KEY_FILE=/run/shardserve-keys --env SHARDSERVE_STOP_GRACE_S={grace}".split(),
     ]
 
 
 @pytest.mark.parametrize(
-    ("runtime", "gpus"),
-    [("docker", ["--gpus", "all"]), ("podman", ["--device", "nvidia.com/gpu=all", "--read-only-tmpfs=false"])],
+    ("runtime", "keys", "gpus"),
+    [
+        ("docker", "ro", ["--gpus", "all"]),
+        ("podman", "ro,Z", ["--device", "nvidia.com/gpu=all", "--read-only-tmpfs=false"]),  # Z: SELinux's label
+    ],
 )
-def test_a_gpu_host_runs_the_image_with_every_restriction(tmp_path: Path, runtime: str, gpus: list[str]) -> None:
+def test_a_gpu_host_runs_the_image_with_every_restriction(
+    tmp_path: Path, runtime: str, keys: str, gpus: list[str]
+) -> None:
     stage = Stage(tmp_path / "stage", (runtime,))
     configured(stage, f"RUNTIME={runtime}", "PORT=9000", "STOP_GRACE_S=45", "EXIT_AFTER_IDLE_S=600")
     key = keyed(stage)
@@ -281,7 +308,7 @@ def test_a_gpu_host_runs_the_image_with_every_restriction(tmp_path: Path, runtim
     published = "--shm-size 1g --publish 127.0.0.1:9000:8000 --env SHARDSERVE_EXIT_AFTER_IDLE_S=600".split()
     assert stage.calls() == [
         [runtime, "rm", "--force", "shardserve"],
-        [runtime, *restrictions(stage, "45"), *gpus, *published, OLD],
+        [runtime, *restrictions(stage, "45", keys), *gpus, *published, OLD],
     ]
     assert not any(key in line for line in stage.lines())
 
@@ -358,6 +385,10 @@ def test_only_an_idle_exit_powers_the_host_off_and_only_when_told(
         "IMAGE=a b",
         "IMAGE=a\nPORT=1",
         "PORT=x",
+        "PORT=0",
+        "PORT=65536",
+        "PORT=70000",
+        "PREVIOUS_ID=x",
         "RUNTIME=sh",
         "STOP_GRACE_S=-1",
         "WHEN_IDLE=halt",
@@ -452,8 +483,71 @@ def test_the_same_image_disturbs_nobody(stage: Stage) -> None:
     configured(stage)
     stage.answer("docker image inspect", f"{OLD}\n")
     done = stage.run(HOST, "update", "shardserve:1")
-    assert (done.status, stage.lines()[-1].startswith("docker image")) == (0, True)
+    assert (done.status, done.stderr) == (0, "")
+    assert stage.lines()[1:] == [f"systemctl is-active --quiet {UNIT}", SWAP[-1]]
     assert "is what runs already" in done.stdout
+
+
+def test_the_same_image_brings_a_dead_server_up(stage: Stage) -> None:
+    configured(stage)
+    stage.answer("docker image inspect", f"{OLD}\n")
+    stage.answer("systemctl is-active --quiet", status=3)
+    done = stage.run(HOST, "update", "shardserve:1")
+    assert (done.status, "the service does not run; starting it" in done.stderr) == (0, True)
+    assert stage.lines()[1:] == [f"systemctl is-active --quiet {UNIT}", *SWAP]
+
+
+@pytest.mark.parametrize(
+    ("answer", "sentence"), [("systemctl start", "could not be started"), ("docker exec", "is failed")]
+)
+def test_the_same_image_is_no_success_while_its_server_is_dead(stage: Stage, answer: str, sentence: str) -> None:
+    configured(stage)
+    stage.answer("docker image inspect", f"{OLD}\n")
+    stage.answer(answer, status=1)
+    stage.answer("systemctl is-active", "failed\n", status=3)
+    done = stage.run(HOST, "update", "shardserve:1")
+    assert (done.status, sentence in done.stderr, "runs already" in done.stdout) == (1, True, False)
+
+
+OLDER = "sha256:" + "c" * 64
+
+
+def test_the_image_before_stays_and_the_one_before_that_goes(stage: Stage) -> None:
+    serving(stage)
+    assert stage.run(HOST, "update", SECOND).status == 0
+    assert (state(stage)["PREVIOUS_ID"], any("image rm" in line for line in stage.lines())) == (OLD, False)
+    stage.answers.clear()
+    stage.answer("docker image inspect", f"{OLDER}\n")
+    assert stage.run(HOST, "update", SECOND).status == 0
+    assert stage.lines()[-1] == f"docker image rm {OLD}"
+    assert (state(stage)["IMAGE_ID"], state(stage)["PREVIOUS_ID"]) == (OLDER, NEW)
+
+
+def test_the_way_back_by_an_update_removes_neither_image(stage: Stage) -> None:
+    serving(stage)
+    assert stage.run(HOST, "configure", f"PREVIOUS_ID={NEW}").status == 0
+    assert stage.run(HOST, "update", SECOND).status == 0
+    assert not any("image rm" in line for line in stage.lines())
+    assert (state(stage)["IMAGE_ID"], state(stage)["PREVIOUS_ID"]) == (NEW, OLD)
+
+
+def test_an_image_that_cannot_be_removed_is_no_failed_update(stage: Stage) -> None:
+    serving(stage)
+    assert stage.run(HOST, "configure", f"PREVIOUS_ID={OLDER}").status == 0
+    stage.answer("docker image rm", status=1, stderr="in use\n")
+    done = stage.run(HOST, "update", SECOND)
+    assert (done.status, f"the image {OLDER} of an earlier update could not be removed" in done.stderr) == (0, True)
+
+
+def test_a_failed_update_removes_nothing_and_says_what_stays(stage: Stage) -> None:
+    serving(stage)
+    assert stage.run(HOST, "configure", f"PREVIOUS_ID={OLDER}").status == 0
+    stage.answer("docker exec", status=1, times=1)
+    stage.answer("systemctl is-active", "failed\n", status=3, times=1)
+    done = stage.run(HOST, "update", SECOND)
+    assert (done.status, f"what was fetched stays: docker image rm {NEW}" in done.stderr) == (1, True)
+    assert not any("image rm" in line for line in stage.lines())
+    assert state(stage)["PREVIOUS_ID"] == OLDER
 
 
 def test_work_that_was_given_up_is_said(stage: Stage) -> None:
@@ -462,28 +556,62 @@ def test_work_that_was_given_up_is_said(stage: Stage) -> None:
     assert "took longer than STOP_GRACE_S=30 and were given up" in stage.run(HOST, "update", SECOND).stderr
 
 
-def wait_for(stage: Stage, start: str) -> None:
+def wait_for(stage: Stage, start: str, times: int = 1) -> None:
     deadline = time.monotonic() + 20
-    while not any(line.startswith(start) for line in stage.lines()):
+    while sum(line.startswith(start) for line in stage.lines()) < times:
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
+DRAIN, WAIT = "systemctl stop", "docker exec"
+
+
+@pytest.mark.parametrize("moment", [DRAIN, WAIT])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_an_update_that_is_interrupted_goes_back(stage: Stage, number: signal.Signals) -> None:
+def test_an_update_that_is_interrupted_goes_back(stage: Stage, number: signal.Signals, moment: str) -> None:
     serving(stage)
+    stage.answer(DRAIN, times=1, command=f"exec {shutil.which('sleep')} 1")
+    stage.answer(WAIT, status=1)
+    stage.answer("systemctl is-active", "active\n")
+    stage.prepare()
+    argv = [str(DEPLOY / HOST), "update", SECOND, "40"]
+    with subprocess.Popen(argv, env=stage.environment(), stderr=subprocess.PIPE, text=True, process_group=0) as running:
+        wait_for(stage, moment)
+        running.send_signal(number)
+        _, stderr = running.communicate(timeout=20)
+    assert running.returncode == 130
+    assert f"going back to shardserve:1 ({OLD})" in stderr
+    assert stage.lines()[-3:] == [f"systemctl stop {UNIT}", *SWAP[:2]]
+    assert state(stage)["IMAGE_ID"] == OLD
+
+
+def test_going_back_is_not_interrupted_itself(stage: Stage) -> None:
+    serving(stage)
+    stage.answer("systemctl stop", times=1)
+    stage.answer("systemctl stop", command=f"exec {shutil.which('sleep')} 1")
     stage.answer("docker exec", status=1)
     stage.answer("systemctl is-active", "active\n")
     stage.prepare()
     argv = [str(DEPLOY / HOST), "update", SECOND, "40"]
     with subprocess.Popen(argv, env=stage.environment(), stderr=subprocess.PIPE, text=True, process_group=0) as running:
         wait_for(stage, "docker exec")
-        running.send_signal(number)
-        _, stderr = running.communicate(timeout=20)
-    assert running.returncode != 0
-    assert f"going back to shardserve:1 ({OLD})" in stderr
+        running.send_signal(signal.SIGTERM)
+        wait_for(stage, "systemctl stop", times=2)
+        running.send_signal(signal.SIGTERM)
+        running.communicate(timeout=20)
+    assert running.returncode == 130
     assert stage.lines()[-1] == f"systemctl start {UNIT}"
-    assert state(stage)["IMAGE_ID"] == OLD
+
+
+def test_an_old_server_that_cannot_be_stopped_stays_in_service(stage: Stage) -> None:
+    serving(stage)
+    stage.answer("systemctl stop", status=1, stderr="Failed to stop\n", times=1)
+    done = stage.run(HOST, "update", SECOND)
+    assert done.status == 1
+    assert "the old server could not be stopped" in done.stderr
+    assert "the old image serves again" in done.stderr
+    assert stage.lines()[-4:] == [f"systemctl stop {UNIT}", *SWAP]
+    assert (state(stage)["IMAGE"], state(stage)["IMAGE_ID"]) == ("shardserve:1", OLD)
 
 
 def test_an_update_outlives_the_connection_that_asked_for_it(stage: Stage) -> None:
@@ -544,6 +672,37 @@ def test_the_first_boot_installs_and_later_ones_keep_what_an_update_chose(stage:
     assert state(stage)["IMAGE"] == "registry.example/shardserve:tpu-2"
     assert stage.run(HOST, "key").stdout == key
     assert not any("apt-get" in line for line in stage.lines())
+
+
+def test_a_boot_waits_for_a_registry_that_comes_later_than_the_vm(stage: Stage) -> None:
+    metadata(stage, f"ACCELERATOR=tpu IMAGE={SECOND}")
+    stage.answer("docker image inspect", status=1, times=7)
+    stage.answer("docker image inspect", f"{OLD}\n")
+    stage.answer("docker pull", status=1, stderr="no such host\n", times=6)
+    done = stage.run("tpu-vm/startup")
+    assert done.status == 0
+    said = [line.partition("startup: start ")[2] for line in done.stdout.splitlines() if " failed; " in line]
+    pauses = (5, 10, 20, 40, 60, 60)
+    assert said == [f"{n} of 20 failed; the next one follows in {pause} s" for n, pause in enumerate(pauses, 1)]
+    assert [argv for program, argv in paused(stage)] == [[str(pause)] for pause in pauses]
+    assert stage.lines()[-1] == f"systemctl start {UNIT}"
+
+
+def paused(stage: Stage) -> list[tuple[str, list[str]]]:
+    calls = [json.loads(line) for line in (stage.folder / "calls").read_text().splitlines()]
+    return [(program, argv) for program, argv, _ in calls if program == "sleep"]
+
+
+def test_a_boot_that_cannot_start_ends_and_says_how_it_goes_on(stage: Stage) -> None:
+    metadata(stage, f"ACCELERATOR=tpu IMAGE={SECOND}")
+    stage.answer("docker image inspect", status=1)
+    stage.answer("docker pull", status=1, stderr="no such host\n")
+    done = stage.run("tpu-vm/startup")
+    assert done.status == 1
+    assert len(paused(stage)) == 19
+    assert done.stderr.count("is not on this host and cannot be fetched") == 20
+    place = stage.root / "usr/local/lib/shardserve/shardserve-host"
+    assert f"start 20 of 20 failed too; once it is mended: sudo {place} start" in done.stderr
 
 
 def test_a_vm_without_docker_installs_it_from_its_own_distribution(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -139,6 +140,7 @@ def test_an_image_says_how_it_is_started_watched_and_stopped() -> None:
     assert json.loads(runtime.last("ENTRYPOINT") or "") == ["shardserve"]
     assert json.loads(runtime.last("CMD") or "") == ["serve"]
     assert (runtime.last("HEALTHCHECK") or "").endswith('CMD ["shardserve", "ready"]')
+    assert "--interval=15s " in (runtime.last("HEALTHCHECK") or "")  # each one starts an interpreter
     assert runtime.last("STOPSIGNAL") == "SIGTERM"
     assert runtime.last("VOLUME") == "/var/cache/shardserve"
     assert runtime.last("EXPOSE") == environment(runtime)["SHARDSERVE_PORT"]
@@ -227,6 +229,52 @@ def test_a_build_takes_the_names_of_the_person_who_builds(tmp_path: Path) -> Non
         assert part in done.stdout
 
 
+def test_a_builds_label_is_the_commit_and_says_what_was_not_committed(tmp_path: Path) -> None:
+    tree, path = tmp_path / "tree", tmp_path / "bin"
+    (tree / "deploy").mkdir(parents=True)
+    path.mkdir()
+    for source in ("deploy/build-image", "pyproject.toml"):
+        shutil.copy(ROOT / source, tree / source)
+    for tool in ("bash", "dirname", "sed", "cat", "git"):
+        (path / tool).symlink_to(str(shutil.which(tool)))
+
+    def run(*argv: str) -> str:
+        environment = {"PATH": str(path), "BUILDER": "docker", "HOME": str(tmp_path), "GIT_CONFIG_NOSYSTEM": "1"}
+        return subprocess.run(argv, cwd=tree, env=environment, capture_output=True, text=True, check=True).stdout
+
+    def label() -> str:
+        return run("deploy/build-image", "--print").partition("revision=")[2].split()[0]
+
+    run("git", "init", "--quiet")
+    run("git", "add", ".")
+    person = ("-c", "user.name=x", "-c", "user.email=x@example.org")
+    run("git", *person, "commit", "--quiet", "--message=x")
+    run("git", *person, "tag", "--annotate", "--message=x", "v1")
+    commit = run("git", "rev-parse", "HEAD").strip()
+    assert label() == commit
+    (tree / "pyproject.toml").write_text('version = "2"\n')
+    assert label() == f"{commit}-dirty"
+
+
+def test_a_build_tells_how_it_is_done_for_another_machine_and_another_storage(tmp_path: Path) -> None:
+    told = build(tmp_path, "--help", engines={}).stdout
+    assert "BUILD_OPTIONS='--platform linux/amd64'" in told
+    assert "podman save IMAGE | docker load" in told
+    assert "podman save IMAGE | sudo podman load" in told
+
+
+LAPTOP_SCRIPTS = [DEPLOY / "build-image", *sorted((DEPLOY / "tpu-vm").iterdir())]
+
+
+@pytest.mark.parametrize("script", LAPTOP_SCRIPTS, ids=lambda path: path.name)
+def test_no_script_for_a_laptop_writes_out_an_array_that_may_be_empty(script: Path) -> None:
+    """bash 3.2, which is what macOS has, takes it for a variable that is not set, and ends."""
+    text = script.read_text(encoding="utf-8")
+    guarded = re.sub(r"\$\{(\w+)\[@\]\+\"\$\{\1\[@\]\}\"\}", "", text)
+    for name in set(re.findall(r"\$\{(\w+)\[@\]\}", guarded)):
+        assert re.search(rf"\b{name}=\(\s*[^\s)]", text) or script.name == "startup", name  # that one runs on the VM
+
+
 def test_a_build_refuses_what_is_no_target(tmp_path: Path) -> None:
     done = build(tmp_path, "rocm", engines={"docker": 0})
     assert (done.returncode, "'rocm' is no target" in done.stderr) == (2, True)
@@ -249,6 +297,26 @@ def try_image() -> ModuleType:
     sys.modules[loader.name] = module  # dataclasses look there
     loader.exec_module(module)
     return module
+
+
+def test_an_engine_by_itself_is_tried_without_the_servers_health_check() -> None:
+    program = try_image()
+    started: list[tuple[str, ...]] = []
+
+    class Engine(program.Engine):  # type: ignore[name-defined, misc]
+        def __call__(self, *arguments: str, **_: object) -> str:
+            if arguments[0] == "run":
+                started.append(arguments)
+                if len(started) == 2:
+                    raise program.Failure("far enough")
+            return "[]" if arguments[0] == "image" else arguments[-1]
+
+    with pytest.raises(program.Failure, match="far enough"):
+        program.try_two(Engine("docker", []), "shardserve:cpu")
+    engine, front = started
+    assert engine[-4:] == ("shardserve:cpu", "engine", "--socket", "/run/shardserve/engine.sock")
+    assert "--no-healthcheck" in engine
+    assert "--no-healthcheck" not in front
 
 
 def test_what_tries_an_image_refuses_each_right_too_many() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import yaml
 from pydantic import ByteSize, TypeAdapter
 
 from shardserve_server.front.auth import read_key_file
-from shardserve_server.settings import BadSetting, Settings
+from shardserve_server.settings import Settings
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "kubernetes"
 FILES = sorted(path.name for path in FOLDER.glob("*.yaml"))
@@ -176,23 +178,115 @@ def test_a_pods_settings_are_settings_of_the_server(variant: str) -> None:
     Settings(**given)
 
 
+def commands() -> list[str]:
+    """The lines of shell at the top of common.yaml."""
+    lines = (FOLDER / "common.yaml").read_text(encoding="utf-8").partition("apiVersion")[0].splitlines()
+    return [line.removeprefix("#   ") for line in lines if line.startswith("#   ")]
+
+
+KUBECTL = """#!/usr/bin/env bash
+printf '%s\\n' "$@" >>calls
+case "$1 $2" in
+    "create secret") cat "${5#--from-file=keys=}" >keys ;;
+    "get secret") base64 -w 0 keys ;;
+esac
+"""
+
+
+def test_the_key_goes_to_the_cluster_and_to_a_client_through_pipes_alone(tmp_path: Path) -> None:
+    key = "aGVyZS1pcy1hLWtleS1vZi0yNC1i"
+    for name, text in (("kubectl", KUBECTL), ("openssl", f"#!/usr/bin/env bash\necho {key}\n")):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    [make] = [line for line in commands() if "create secret" in line]
+    [fetch] = [line for line in commands() if "get secret" in line]
+    done = subprocess.run(
+        ["bash", "-euc", f'umask 077\n{make}\n{fetch}\nprintf %s "$SHARDSERVE_API_KEY"'],  # noqa: S607
+        cwd=tmp_path,
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == key
+    calls = (tmp_path / "calls").read_text()
+    assert key not in calls
+    assert "shardserve-keys" in calls
+    read_key_file(tmp_path / "keys", setting="key_file")  # the server takes it as it is
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_keys_come_from_the_secret_and_are_not_for_everybody(variant: str) -> None:
     [volume] = [volume for volume in pod(variant)["volumes"] if volume["name"] == "keys"]
-    secret = manifest("secret.example.yaml", "Secret")
-    assert volume["secret"]["secretName"] == secret["metadata"]["name"]
+    [(secret, entry)] = re.findall(r"create secret generic (\S+) --from-file=(\w+)=", "\n".join(commands()))
+    assert volume["secret"]["secretName"] == secret
     assert volume["secret"]["defaultMode"] & 0o337 == 0
     [mount] = [mount for mount in front(variant)["volumeMounts"] if mount["name"] == "keys"]
-    [entry] = secret["stringData"]
     assert environment(front(variant))["SHARDSERVE_KEY_FILE"] == f"{mount['mountPath']}/{entry}"
 
 
-def test_a_server_with_the_examples_secret_does_not_start(tmp_path: Path) -> None:
-    file = tmp_path / "keys"
-    file.write_text(manifest("secret.example.yaml", "Secret")["stringData"]["keys"])
-    file.chmod(0o600)
-    with pytest.raises(BadSetting):
-        read_key_file(file, setting="key_file")
+def test_no_manifest_holds_a_secret() -> None:
+    assert not [file for file in FILES for found in manifests(file) if found["kind"] == "Secret"]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_variant_brings_the_claim_that_it_mounts_and_no_other(variant: str) -> None:
+    """None is left waiting, or costs something, that no pod mounts."""
+    mounted = [
+        volume["persistentVolumeClaim"] for volume in pod(variant)["volumes"] if "persistentVolumeClaim" in volume
+    ]
+    made = [*manifests(f"{variant}.yaml"), *manifests("common.yaml")]
+    claims = [found["metadata"]["name"] for found in made if found["kind"] == "PersistentVolumeClaim"]
+    assert [claim["claimName"] for claim in mounted] == claims
+
+
+def test_variants_share_a_claim_only_when_they_share_its_owner() -> None:
+    owners: dict[str, set[int]] = {}
+    for variant in VARIANTS:
+        claim = manifest(f"{variant}.yaml", "PersistentVolumeClaim")["metadata"]["name"]
+        owners.setdefault(claim, set()).add(pod(variant)["securityContext"]["fsGroup"])
+    assert owners == {"shardserve-cache": {10001}, "shardserve-programs": {10002}}
+
+
+def uncommented(file: str, start: str) -> str:
+    """The manifests with the commented lines that begin with this one, and are not deeper than prose, made real."""
+    return re.sub(rf"^( *)# ({start}.*)\n((?: *#  .*\n)*)", _real, (FOLDER / file).read_text(), flags=re.M)
+
+
+def _real(match: re.Match[str]) -> str:
+    rest = re.sub(r"^( *)# ", r"\1", match[3], flags=re.M)
+    return f"{match[1]}{match[2]}\n{rest}"
+
+
+def test_the_commented_examples_are_valid_when_they_are_made_real() -> None:
+    [policy] = [
+        found
+        for found in yaml.safe_load_all(uncommented("common.yaml", "- namespaceSelector"))
+        if found["kind"] == "NetworkPolicy"
+    ]
+    kubernetes_validate.validate(policy, VERSIONS[0], strict=True)
+    [rule] = policy["spec"]["ingress"]
+    [pods, namespaces] = rule["from"]
+    assert pods == {"podSelector": {"matchLabels": {"shardserve-client": "true"}}}
+    assert list(namespaces) == ["namespaceSelector"]
+    [claim] = [
+        found
+        for found in yaml.safe_load_all(uncommented("tpu.yaml", "storageClassName"))
+        if found["kind"] == "PersistentVolumeClaim"
+    ]
+    kubernetes_validate.validate(claim, VERSIONS[0], strict=True)
+    assert claim["spec"]["storageClassName"]
+
+
+def test_a_tpu_engine_has_the_shared_memory_that_compose_gives_it() -> None:
+    [engine] = pod("tpu")["initContainers"]
+    [mount] = [mount for mount in engine["volumeMounts"] if mount["mountPath"] == "/dev/shm"]  # noqa: S108
+    [volume] = [volume for volume in pod("tpu")["volumes"] if volume["name"] == mount["name"]]
+    assert volume["emptyDir"]["medium"] == "Memory"
+    compose = yaml.safe_load((FOLDER.parents[1] / "docker-compose.yml").read_text(encoding="utf-8"))
+    given = compose["services"]["tpu-engine"]["shm_size"].replace("gb", "Gi")
+    assert volume["emptyDir"]["sizeLimit"] == given
+    assert bytes_of(given) < bytes_of(engine["resources"]["limits"]["memory"])
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

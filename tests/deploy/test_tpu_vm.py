@@ -18,6 +18,7 @@ FILES = (
     "--metadata-from-file=startup-script=startup,shardserve-host=../host/shardserve-host,"
     "shardserve-unit=../host/shardserve.service"
 )
+PULL = "--scopes=https://www.googleapis.com/auth/devstorage.read_only"  # storage-ro
 HOST = "/usr/local/lib/shardserve/shardserve-host"
 KEY = "c2VjcmV0LWtleS1vZi10aGUtVk0hISEh"
 VERBS = ("create", "start", "update", "stop", "delete", "tunnel")
@@ -77,7 +78,7 @@ def test_create_takes_spot_idle_time_an_account_and_more_for_gcloud(stage: Stage
         f"--metadata=shardserve-configure=ACCELERATOR=tpu IMAGE={IMAGE} STOP_GRACE_S=20 REGISTRY_ACCOUNT=vm "
         "EXIT_AFTER_IDLE_S=900 WHEN_IDLE=poweroff",
         f"--service-account={account}",
-        "--scopes=cloud-platform",
+        PULL,
         "--machine-type=tpu7x-standard-4t",
         "--image-family=ubuntu-accel-2404-amd64-tpu-tpu7x",
         "--image-project=ubuntu-os-accelerator-images",
@@ -110,6 +111,69 @@ def test_create_goes_through_the_older_api_where_that_is_the_only_way(stage: Sta
             "--internal-ips",
         ],
     ]
+
+
+@pytest.mark.parametrize("form", [("--machine-type", "ct6e-standard-4t"), ("--accelerator-type", "v6e-8")])
+def test_an_account_may_pull_and_nothing_else(stage: Stage, form: tuple[str, str]) -> None:
+    """The long name: gcloud hands a short one to the Cloud TPU API as it is."""
+    status, stderr = create(stage, *form, "--service-account", "puller@my-project-1.iam.example")
+    assert status == 0
+    assert [word for word in stage.calls()[1] if word.startswith("--scopes")] == [PULL]
+    assert "default account" not in stderr
+
+
+def test_the_default_account_of_the_older_api_is_named_before_the_vm_has_it(stage: Stage) -> None:
+    sentence = "gcloud attaches the project's default account to a VM of the Cloud TPU API"
+    assert sentence in create(stage, "--accelerator-type", "v5litepod-4")[1]
+    assert sentence not in create(stage, "--machine-type", "ct6e-standard-4t")[1]
+    told = " ".join(stage.run("tpu-vm/create", "--help").stdout.split())
+    assert "through the Cloud TPU API gcloud then attaches the project's default account" in told
+
+
+@pytest.mark.parametrize(
+    ("machine_type", "family"),
+    [
+        ("ct6e-standard-1t", "ubuntu-accel-2204-amd64-tpu-v5e-v5p-v6e"),
+        ("ct5p-hightpu-4t", "ubuntu-accel-2204-amd64-tpu-v5e-v5p-v6e"),
+        ("ct5p-hightpu-1t-tpu", "ubuntu-accel-2204-amd64-tpu-v5e-v5p-v6e"),
+        ("ct5p-hightpu-2t-tpu", "ubuntu-accel-2204-amd64-tpu-v5e-v5p-v6e"),
+        ("tpu7x-standard-4t", "ubuntu-accel-2404-amd64-tpu-tpu7x"),
+    ],
+)
+def test_a_machine_type_has_the_boot_disk_of_its_chips(stage: Stage, machine_type: str, family: str) -> None:
+    status, _ = create(stage, "--machine-type", machine_type)
+    assert status == 0
+    assert {f"--machine-type={machine_type}", f"--image-family={family}"} <= set(stage.calls()[1])
+
+
+def test_a_machine_type_that_is_not_known_is_tried_with_a_boot_disk_that_is_named(stage: Stage) -> None:
+    status, stderr = create(stage, "--machine-type", "ct9-standard-4t", "--image-family", "tpu-of-tomorrow")
+    assert status == 0
+    assert "'ct9-standard-4t' is no machine type that this knows; it is tried with tpu-of-tomorrow" in stderr
+    assert {"--machine-type=ct9-standard-4t", "--image-family=tpu-of-tomorrow"} <= set(stage.calls()[1])
+
+
+def test_help_tells_where_the_machine_types_of_a_zone_are_listed(stage: Stage) -> None:
+    assert "gcloud compute machine-types list --zones ZONE" in stage.run("tpu-vm/create", "--help").stdout
+
+
+@pytest.mark.parametrize("form", [("--machine-type", "ct6e-standard-4t"), ("--accelerator-type", "v6e-8")])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--metadata=a=b",),
+        ("--metadata", "a=b"),
+        ("--metadata-from-file=a=b",),
+        ("--labels=a=b", "--metadata-from-file", "a=b"),
+    ],
+)
+def test_nothing_that_is_given_to_gcloud_replaces_what_the_vm_runs(
+    stage: Stage, form: tuple[str, str], words: tuple[str, ...]
+) -> None:
+    status, stderr = create(stage, *form, "--", *words)
+    assert (status, stage.calls()) == (2, [])
+    assert "it would replace the metadata by which the VM installs and starts the server" in stderr
+    assert next(word.partition("=")[0] for word in words if "metadata" in word) in stderr
 
 
 def test_an_image_without_a_registry_is_sent_by_a_line_that_is_printed(stage: Stage) -> None:
@@ -152,6 +216,8 @@ def test_a_gcloud_that_fails_is_no_missing_vm(stage: Stage, verb: str) -> None:
         ("", "--machine-type (or --accelerator-type) is missing, for example --machine-type ct6e-standard-4t"),
         ("--machine-type n2-standard-4", "'n2-standard-4' is no machine type with TPU chips that this knows"),
         ("--machine-type ct6e-standard-16t", "'ct6e-standard-16t' is no machine type"),
+        ("--machine-type n2-standard-4-tpu", "'n2-standard-4-tpu' is no machine type"),
+        ("--machine-type N2_x --image-family x", "--machine-type 'N2_x' is not of its form"),
         ("--machine-type ct5lp-hightpu-4t", "through the Cloud TPU API: --accelerator-type v5litepod-4 instead"),
         ("--accelerator-type v5litepod-16", "v5litepod-16 has more than one host, and a server serves one"),
         ("--accelerator-type v4-32", "the largest with one is v4-8"),

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -72,8 +73,6 @@ class Supervisor:
 
 
 def free_port() -> int:
-    import socket
-
     with socket.create_server(("127.0.0.1", 0)) as free:
         port: int = free.getsockname()[1]
         return port
@@ -108,11 +107,11 @@ def clients(port: int) -> Iterator[Counter[str]]:
 
 def one_turn(client: ss.Client, rng: np.random.Generator) -> str:
     """One call by value and one on a resident array: right, or an error with a name."""
-    a = rng.random((64, 64))
+    a = rng.random((400, 400))  # large enough for shared buffers
     try:
         product = client.matmul(a, a)
         handle = client.put(a)
-        doubled = client.matmul(handle, np.eye(64) * 2.0, keep=False)
+        doubled = client.matmul(handle, np.eye(400) * 2.0, keep=False)
         handle.delete()
     except ss.ShardserveError as error:
         return type(error).__name__
@@ -145,6 +144,8 @@ def storm(rounds: int, seed: int) -> str:
     finally:
         status = supervisor.stop()
     assert status == 0
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", supervisor.port)).close()
     assert shared_memory_bytes() - before < 64 * 2**20
     return found
 
@@ -155,6 +156,7 @@ def strike(supervisor: Supervisor, rounds: int, rng: random.Random) -> str:
     killed: Counter[str] = Counter()
     with ss.Client(f"http://127.0.0.1:{supervisor.port}", timeout=60) as probe, clients(supervisor.port) as outcomes:
         probe.info()
+        stale = probe.put(np.ones(1000))
         for _ in range(rounds):
             time.sleep(rng.uniform(0.2, 1.2))
             family = supervisor.family()
@@ -165,6 +167,9 @@ def strike(supervisor: Supervisor, rounds: int, rng: random.Random) -> str:
             os.kill(family[victim], signal.SIGKILL)
             killed["engine" if victim else "front"] += 1
             slowest = max(slowest, seconds_until_ready(probe))
+        with pytest.raises((ss.Expired, ss.NotFound)):  # of an engine that died, or of a front that knows nothing of it
+            stale.numpy()
+    assert slowest < READY_WITHIN_S
     assert outcomes["wrong"] == 0
     assert outcomes["right"] > rounds
     assert not set(outcomes) - {
@@ -174,6 +179,7 @@ def strike(supervisor: Supervisor, rounds: int, rng: random.Random) -> str:
     left = [pid for pid in seen - set(supervisor.family()) if is_alive(pid)]
     deadline = time.monotonic() + 5.0
     while left and time.monotonic() < deadline:
+        time.sleep(0.05)
         left = [pid for pid in left if is_alive(pid)]
     assert not left
     return json.dumps({"killed": killed, "outcomes": outcomes, "starts": supervisor.starts, "slowest_s": slowest})

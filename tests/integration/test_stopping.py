@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -129,10 +130,10 @@ def test_sigterm_with_a_gibibyte_on_its_way() -> None:
 
 
 @contextmanager
-def four_long_calls(server: RunningServer) -> Iterator[list[Future[Answer]]]:
+def four_long_calls(server: RunningServer, *, products: int = 40) -> Iterator[list[Future[Answer]]]:
     """One runs, for some seconds; the others wait for it."""
-    steps = tuple(Step(kernel="matmul", operands=(n, 0)) for n in range(40))
-    program = Program(inputs=1, steps=steps, outputs=(40,))
+    steps = tuple(Step(kernel="matmul", operands=(n, 0)) for n in range(products))
+    program = Program(inputs=1, steps=steps, outputs=(products,))
     body = frame(program, np.zeros((1100, 1100)))
     server.call(program, np.zeros((1100, 1100)))  # so that none of them is compiled
     headers = {"Content-Type": MEDIA_TYPE}
@@ -165,7 +166,7 @@ def test_a_fast_stop_finishes_what_runs_and_refuses_what_waits(signals: list[int
 
 
 def test_calls_that_take_longer_than_the_grace_are_given_up() -> None:
-    with serving(SHARDSERVE_STOP_GRACE_S="0.5") as server, four_long_calls(server) as calls:
+    with serving(SHARDSERVE_STOP_GRACE_S="0.3") as server, four_long_calls(server, products=120) as calls:
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(10) == GAVE_UP
         assert {"draining", "engine_lost"} <= set(codes(calls)) <= {"draining", "engine_lost", "right"}
@@ -219,9 +220,20 @@ def test_an_idle_server_ends_with_a_status_of_its_own() -> None:
         assert 1.5 < time.monotonic() - started < 10.0
 
 
-def test_a_log_and_an_output_that_nobody_reads_do_not_end_it() -> None:
-    """Promise F8, the part of closed pipes."""
-    with launch(wait=False) as server:
+@pytest.mark.parametrize("stderr", ["/dev/full", "a pipe without a reader", "closed"])
+def test_a_log_and_an_output_that_nobody_reads_do_not_end_it(stderr: str) -> None:
+    """Promise F8, the part of the log: an engine's death and a stop go on without it."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    target = os.open("/dev/full", os.O_WRONLY) if stderr == "/dev/full" else writer
+    saved = os.dup(2)
+    try:
+        os.close(2) if stderr == "closed" else os.dup2(target, 2)
+        starting = launch(wait=False)
+        server = starting.__enter__()
+    finally:
+        os.dup2(saved, 2)
+    try:
         assert server.process.stdout is not None
         server.process.stdout.close()
         server.wait_ready()
@@ -230,3 +242,31 @@ def test_a_log_and_an_output_that_nobody_reads_do_not_end_it() -> None:
         server.wait_ready()
         assert server.json("dot", {"arguments": [[1, 2], [3, 4]]}).status == 200
         assert server.stop() == STOPPED
+    finally:
+        starting.__exit__(None, None, None)
+        for descriptor in {saved, writer, target}:
+            os.close(descriptor)
+
+
+def test_a_signal_to_the_whole_group_still_drains() -> None:
+    """As systemd sends it, to front and engine both."""
+    with serving() as server, four_long_calls(server) as calls:
+        for pid in (server.engine_pid, server.pid):
+            os.kill(pid, signal.SIGTERM)
+        assert codes(calls) == ["right"] * 4
+        assert server.process.wait(20) == STOPPED
+
+
+def test_an_engine_that_dies_during_the_drain_is_told_by_the_status() -> None:
+    with serving() as server, four_long_calls(server) as calls:
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+        os.kill(server.engine_pid, signal.SIGKILL)
+        assert "engine_lost" in codes(calls)
+        assert server.process.wait(20) == GAVE_UP
+
+
+def test_a_server_that_never_has_an_engine_is_idle_too(tmp_path: Path) -> None:
+    options = ("--engine-socket", str(tmp_path / "none.sock"), "--exit-after-idle", "0.5")
+    with launch(*options, devices=None, wait=False, environment={"SHARDSERVE_ENGINE_START_TIMEOUT_S": "1"}) as server:
+        assert server.process.wait(10) == IDLE

@@ -7,8 +7,10 @@ import os
 import re
 import secrets
 import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.server.front.serving import eventually
+from tests.server.front.serving import eventually, frame, post_head, read_answer
 
 from .load import load
 from .serving import RunningServer, children, is_alive, launch
@@ -125,11 +127,20 @@ def test_an_engine_that_is_replaced_under_load_loses_nothing_that_was_accepted(t
 
 
 def test_both_asked_to_stop_at_once_lose_nothing(tmp_path: Path) -> None:
-    """As a pod is stopped: the engine stays until its front has left."""
+    """As a pod is stopped: the engine stays until its front has left, which has an upload on its way."""
     with both(tmp_path) as (front, engine):
         (process,) = children(engine.pid)
-        for service in (engine, front.process):
-            service.send_signal(signal.SIGTERM)
+        body = frame("sum", np.ones(10**6))
+        with socket.create_connection(("127.0.0.1", front.port), timeout=20) as arriving:
+            arriving.sendall(post_head("/v1/call", len(body)) + body[: len(body) // 2])
+            time.sleep(0.3)
+            for service in (engine, front.process):
+                service.send_signal(signal.SIGTERM)
+            time.sleep(1.0)
+            arriving.sendall(body[len(body) // 2 :])
+            answer = read_answer(arriving)
+        assert answer.status == 200
+        assert answer.arrays[0] == 10**6
         assert front.process.wait(20) == 0
         assert engine.wait(20) == 0
         eventually(lambda: not is_alive(process), within_s=5.0)

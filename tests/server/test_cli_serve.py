@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from shardserve_proto.messages import DeviceInfo, EngineInfo
 from shardserve_server.cli import app
-from shardserve_server.cli_serve import _announce, _announce_ready, _announce_ready_json
+from shardserve_server.cli_serve import _announce, _announce_ready, _announce_ready_json, _own_address
 
 INFO = EngineInfo(
     versions={"jax": "9.9"},
@@ -62,6 +62,18 @@ def test_ready_tells_a_probe_and_a_person(port: int, monkeypatch: pytest.MonkeyP
     assert (done.exit_code, done.stderr) == (1, "not ready: the engine is loading; ask again\n")
     done = CliRunner().invoke(app, ["ready"])
     assert (done.exit_code, done.stdout) == (0, "ready\n")
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [
+        ("", "http://127.0.0.1:8000"), ("::", "http://[::1]:8000"),
+        ("0.0.0.0", "http://127.0.0.1:8000"),  # noqa: S104
+        ("[::1]", "http://[::1]:8000"), ("10.0.0.5", "http://10.0.0.5:8000"),
+    ],
+)  # fmt: skip
+def test_ready_asks_where_the_server_listens(host: str, address: str) -> None:
+    assert _own_address({"SHARDSERVE_HOST": host}) == address
 
 
 def test_ready_waits_if_asked_to(port: int) -> None:

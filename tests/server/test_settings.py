@@ -102,6 +102,19 @@ def test_a_front_refuses_the_settings_of_an_engine_that_runs_by_itself(name: str
     assert caught.value.name == name
 
 
+@pytest.mark.parametrize(
+    ("name", "given", "reason"),
+    [
+        ("drain_delay_s", {"drain_delay_s": 20, "stop_grace_s": 10}, "above stop_grace_s"),
+        ("engine_socket", {"engine_socket": "/" + "x" * 107}, "at most 107 bytes"),
+    ],
+)
+def test_what_cannot_be_is_named(name: str, given: dict[str, Any], reason: str) -> None:
+    with pytest.raises(BadSetting, match=reason) as caught:
+        load_settings(given)
+    assert caught.value.name == name
+
+
 def test_an_accelerator_has_no_virtual_devices() -> None:
     with pytest.raises(BadSetting, match="the platform is gpu") as caught:
         load_settings({"platform": "gpu", "devices": 8})

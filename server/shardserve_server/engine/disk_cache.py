@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-import shutil
+import re
 import stat
 import time
 from importlib.metadata import version
@@ -24,6 +24,8 @@ LEAST_COMPILE_S = 0.1
 #: Folders of other versions and machines are removed when nothing was added to them for so long.
 KEPT_S = 30 * 24 * 3600.0
 _VALUE, _STAMP = "-cache", "-atime"  # JAX writes the stamp once the value is whole
+_LOCK = ".lockfile"
+_NAME = re.compile("[0-9a-f]{16}")
 
 
 def use_disk_cache(folder: Path, *, most_bytes: int) -> None:
@@ -41,7 +43,7 @@ def use_disk_cache(folder: Path, *, most_bytes: int) -> None:
         _make(folder)
         _make(own)
         _check_writable(own)
-        remove_torn(own)
+        remove_unfit(own)
         remove_old(folder, keep=own)
     except OSError as error:
         raise _refused(f"it cannot be written to ({error.strerror or type(error).__name__})") from None
@@ -89,15 +91,22 @@ def _cpu_flags() -> str:
     return next((line for line in lines if line.startswith(("flags", "Features"))), "")
 
 
-def remove_torn(folder: Path) -> None:
-    """Remove what a killed process or a full disk left half written: JAX would never write it again."""
+def remove_unfit(folder: Path) -> None:
+    """Remove what others put there, and what a killed process left half written: JAX would never write it again."""
     for value in folder.glob(f"*{_VALUE}"):
-        if not value.with_name(value.name.removesuffix(_VALUE) + _STAMP).exists():
+        is_whole = value.with_name(value.name.removesuffix(_VALUE) + _STAMP).exists()
+        if not is_whole or value.lstat().st_uid != os.geteuid() or value.is_symlink():
             value.unlink(missing_ok=True)
 
 
 def remove_old(folder: Path, *, keep: Path) -> None:
-    """Remove what other versions and machines left, if nobody seems to use it any more."""
+    """Remove what other versions and machines left, if nobody seems to use it any more, and nothing but that."""
     for other in folder.iterdir():
-        if other != keep and other.is_dir() and time.time() - other.stat().st_mtime > KEPT_S:
-            shutil.rmtree(other, ignore_errors=True)
+        if other == keep or not _NAME.fullmatch(other.name) or other.is_symlink() or not other.is_dir():
+            continue
+        files = list(other.iterdir())
+        is_ours = all(file.name.endswith((_VALUE, _STAMP)) or file.name == _LOCK for file in files)
+        if is_ours and time.time() - other.stat().st_mtime > KEPT_S:
+            for file in files:
+                file.unlink(missing_ok=True)
+            other.rmdir()

@@ -21,6 +21,7 @@ from ..link.channel import BrokenLink, ThreadChannel
 from ..link.descriptors import MappedBuffers, raise_descriptor_limit
 from ..link.engine_command import REFUSED_STATUS
 from ..link.engine_end import EngineEnd
+from ..link.log import configure_logging
 from ..link.messages import LINK_VERSION, Hello, Refused, error_to_wire
 from ..link.parent_death import die_with_parent
 
@@ -34,7 +35,9 @@ def main(argv: list[str]) -> int:
     settings, messages, descriptors, parent = argv
     die_with_parent(int(parent))
     raise_descriptor_limit()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # sent to both by who signals a whole group; its parent drains first
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for its parent, which then closes the link
+    configure_logging()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s engine %(levelname)s %(message)s")
     channel = ThreadChannel(socket.socket(fileno=int(messages)))
     buffers = MappedBuffers(socket.socket(fileno=int(descriptors)))

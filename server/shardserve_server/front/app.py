@@ -65,13 +65,14 @@ def create_app(
         engine: instead of a process of its own.
         pool: the buffers, if somebody else made them.
     """
+    stopping = Stopping()
     pool = pool or make_pool(settings)
     engine = engine or make_engine(settings, pool)
     arrays = Arrays(engine, ttl_s=settings.array_ttl_s, most=settings.arrays_per_owner)
     pins = Pins(pool, limit_bytes=settings.pinned_bytes)
+    engine.may_leave = lambda: stopping.active == 0
     engine.before_ready = lambda started: _take_back(started, engine, arrays, pins)
     calls = Calls(settings, engine, pool, arrays, pins)
-    stopping = Stopping()
     services = Services(settings, engine, pool, calls, arrays, pins, stopping)
     app = FrontApp(
         title="shardserve",

@@ -207,7 +207,7 @@ class Calls:
     def _direct(self, head: CallHead, records: list[Record], *, receive_s: float) -> EngineReply | None:
         if head.direct is None:
             return None
-        kind = self.engine.check_ready().devices[0].kind
+        kind = self.engine.check_usable().devices[0].kind
         return direct_reply(records, head.direct, device_kind=kind, precision=head.precision, receive_s=receive_s)
 
     async def _call(self, header: bytes, upload: Upload, options: CallOptions, used: Sequence[Record]) -> EngineReply:

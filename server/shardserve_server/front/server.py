@@ -24,6 +24,7 @@ from shardserve_proto.errors import Draining
 from shardserve_proto.messages import EngineInfo
 
 from ..link.descriptors import raise_descriptor_limit
+from ..link.log import configure_logging
 from ..link.transfer import EngineLink, EngineState
 from ..settings import BadSetting, Settings, StartRefused
 from .app import create_app
@@ -32,7 +33,6 @@ from .limits import ConnectionLimits
 from .protocol import FrontProtocol
 from .services import Services
 from .stopping import RETRY_AFTER_S, Stage, Stopping
-from .telemetry import configure_logging
 
 #: What is given up at the end of the grace is told so within this time.
 LAST_WORDS_S = 0.5
@@ -114,9 +114,11 @@ class FrontServer(uvicorn.Server):
             self.drain()
 
     async def on_tick(self, counter: int) -> bool:
-        if self._engine.state == "starting":
-            self._stopping.touch()  # nobody can use it yet
         limit_s = self._settings.exit_after_idle_s
+        if (
+            self._engine.info is None and limit_s is not None
+        ):  # nobody could use it so far; it is not waited for for ever
+            limit_s = max(limit_s, self._settings.engine_start_timeout_s)
         if limit_s is not None and self._stopping.stage == Stage.SERVING and self._stopping.idle_s > limit_s:
             self.is_idle = True
             self.drain()
@@ -131,9 +133,10 @@ class FrontServer(uvicorn.Server):
         """Finish what runs, give up what waits, and stop."""
         self._begin(Stage.HURRYING)
         self._engine.drop_queued()
+        refusal = Draining("the server stops and waits for no upload", retry_after_s=RETRY_AFTER_S)
         for connection in list(self.server_state.connections):
             if isinstance(connection, FrontProtocol):
-                connection.end_upload(Draining("the server stops and waits for no upload", retry_after_s=RETRY_AFTER_S))
+                self._stopping.given_up += connection.end_upload(refusal)
         self.should_exit = True
 
     def _begin(self, stage: Stage) -> None:
@@ -274,7 +277,7 @@ def run(
 
 
 class Watch:
-    """Follows the engine's states: its first readiness is announced, and none of its changes is idleness."""
+    """Follows the engine's states up to its first readiness, which is announced, and from which idleness counts."""
 
     def __init__(self, services: Services, announce_ready: Callable[[EngineInfo, float], None]) -> None:
         self._services = services
@@ -282,10 +285,10 @@ class Watch:
         self._started = time.monotonic()
 
     def __call__(self, state: EngineState) -> None:
-        self._services.stopping.touch()
         announce, info = self._announce_ready, self._services.engine.info
         if state == "ready" and announce is not None and info is not None:
             self._announce_ready = None
+            self._services.stopping.touch()
             announce(info, time.monotonic() - self._started)
 
 

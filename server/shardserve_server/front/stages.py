@@ -184,10 +184,12 @@ class StagedProtocol(ClosingProtocol):
         allowed = self.limits.body_timeout_s(nbytes)
         self._cut_body(TooSlow(f"a body of {nbytes} bytes must be here after {allowed:g} s"))
 
-    def end_upload(self, error: ShardserveError) -> None:
-        """Answer a request whose body is still arriving, and take no more of it."""
-        if self._stage in (BODY, PAST) and not self.pipeline and not self.cycle.response_started:
+    def end_upload(self, error: ShardserveError) -> bool:
+        """Answer a request whose body is still arriving, and take no more of it; whether there was one."""
+        is_arriving = self._stage in (BODY, PAST) and not self.pipeline and not self.cycle.response_started
+        if is_arriving:
             self._cut_body(error)
+        return is_arriving
 
     def _cut_body(self, error: ShardserveError) -> None:
         self._write_error(error)

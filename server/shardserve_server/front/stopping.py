@@ -8,9 +8,7 @@ import time
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from shardserve_proto.errors import Draining, EngineLost
-
-from .receive import ClientGone
+from shardserve_proto.errors import Draining, EngineLost, EngineStarting
 
 #: Answered at every stage: the process lives.
 LIVE_PATH = "/livez"
@@ -84,8 +82,8 @@ class Door:
         stopping.active += 1
         try:
             await self.app(scope, receive, send)
-        except (Draining, EngineLost, ClientGone, asyncio.CancelledError):
-            stopping.given_up += stopping.stage == Stage.HURRYING
+        except (Draining, EngineLost, EngineStarting, asyncio.CancelledError):
+            stopping.given_up += stopping.stage > Stage.SERVING
             raise
         finally:
             stopping.active -= 1

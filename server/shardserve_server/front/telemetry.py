@@ -2,29 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-import sys
 import uuid
 from collections.abc import Mapping
 
 import structlog
 
 from shardserve_proto.errors import InternalError, ShardserveError
-
-
-def configure_logging() -> None:
-    """Log to stderr, one event a line; called once by the command, never at import."""
-    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it logs each malformed request; a flood is no news
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(),
-        ],
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
-    )
-
 
 #: A probe that hears "not yet" has its answer; the engine's own changes of state are in the log already.
 PROBES = frozenset({"/livez", "/readyz"})

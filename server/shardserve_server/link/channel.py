@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
 import msgpack
+import structlog
 
 from shardserve_proto.errors import TooLarge
 from shardserve_proto.frames import Buffer
@@ -124,7 +125,8 @@ class LoopChannel(asyncio.Protocol):
         try:
             for message, payload in self._decoder.feed(data):
                 self._on_message(message, payload)
-        except BrokenLink:
+        except BrokenLink as error:
+            structlog.get_logger("shardserve.link").error("link broken", reason=str(error))
             self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the end is all that matters

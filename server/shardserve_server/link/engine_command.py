@@ -52,6 +52,17 @@ class EngineCommand:
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     program: Sequence[str] = ENGINE_PROGRAM
 
+    def start(self, *, is_restart: bool) -> tuple[subprocess.Popen[bytes], socket.socket, socket.socket]:
+        """Start the process; it, and the front's ends of the messages and of the descriptors."""
+        (messages, its_messages), (descriptors, its_descriptors) = _socket_pairs()
+        with its_messages, its_descriptors:
+            try:
+                return self.spawn(its_messages, its_descriptors, is_restart=is_restart), messages, descriptors
+            except OSError:
+                messages.close()
+                descriptors.close()
+                raise
+
     def spawn(
         self, messages: socket.socket, descriptors: socket.socket, *, is_restart: bool = False
     ) -> subprocess.Popen[bytes]:
@@ -72,7 +83,7 @@ class EngineCommand:
         )
 
 
-def socket_pairs() -> tuple[tuple[socket.socket, socket.socket], tuple[socket.socket, socket.socket]]:
+def _socket_pairs() -> tuple[tuple[socket.socket, socket.socket], tuple[socket.socket, socket.socket]]:
     """The sockets of the messages and of the descriptors, each with the front's end first: both, or none."""
     first = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

@@ -41,6 +41,7 @@ class EngineProcess:
         on_change: called after each change of state.
         on_first_refusal: called with the reason when the first engine cannot start with its settings. Later ones may
             be refused too (a file of declared arrays has changed); the server then stays up and says so.
+        may_leave: whether nothing that was accepted may still need the engine, when somebody else wants to stop it.
     """
 
     def __init__(self, launcher: Launcher, pool: BufferPool, *, start_timeout_s: float = 180.0) -> None:
@@ -51,6 +52,7 @@ class EngineProcess:
         self.starts = 0
         self.before_ready: Callable[[EngineConnection], Awaitable[None]] | None = None
         self.on_first_refusal: Callable[[str], None] | None = None
+        self.may_leave: Callable[[], bool] | None = None
         self.on_change: Callable[[EngineState], None] | None = None
         self._launcher = launcher
         self._pool = pool
@@ -58,10 +60,12 @@ class EngineProcess:
         self._connection: EngineConnection | None = None
         self._process: Launched | None = None
         self._deaths = Deaths()
+        self._last_death = ""
         self._start_timer: asyncio.TimerHandle | None = None
         self._started_at = 0.0
         self._start_s = 5.0  # of the last start that succeeded; a guess until then
         self._is_stopping = False
+        self._is_leaving = False
         self._gone = asyncio.Event()
         self._starting: asyncio.Task[None] | None = None
         self._preparing: asyncio.Task[None] | None = None
@@ -158,18 +162,31 @@ class EngineProcess:
         return await self._ready_connection().memory()
 
     def check_ready(self) -> EngineInfo:
-        """What the engine tells of itself.
+        """What the engine tells of itself, if it takes new calls.
 
         Raises:
-            EngineStarting, EngineLost: it is not ready, and why.
+            EngineStarting, EngineLost: it does not, and why.
+        """
+        if self._is_leaving:
+            raise self._starting_error()
+        return self.check_usable()
+
+    def check_usable(self) -> EngineInfo:
+        """The same for a call that was accepted already: an engine that is about to stop still runs it.
+
+        Raises:
+            EngineStarting, EngineLost: it cannot, and why.
         """
         self._ready_connection()
         assert self.info is not None  # noqa: S101 - a ready engine has said hello
         return self.info
 
+    def _starting_error(self) -> EngineStarting:
+        return EngineStarting(f"{self.reason}; ask again", retry_after_s=self._retry_after_s())
+
     def _ready_connection(self) -> EngineConnection:
-        if self.state == "starting":
-            raise EngineStarting(f"{self.reason}; ask again", retry_after_s=self._retry_after_s())
+        if self.state == "starting" and not self._is_leaving:
+            raise self._starting_error()
         if self.state == "down" or self._connection is None:
             raise EngineLost(self.reason, retry_after_s=DEATHS_WINDOW_S)
         return self._connection
@@ -225,17 +242,19 @@ class EngineProcess:
         """The engine's end of the link is closed: whoever waits learns it now, before waitpid has the verdict."""
         if connection is self._connection and not self._is_stopping:
             self._lose(connection)
-            self.kill()  # a process that lives on without its link is of no use
+            if not self._is_leaving:
+                self.kill()  # a process that lives on without its link is of no use
 
     def _on_stopping(self, process: Launched) -> None:
         """Somebody stops the engine, which is not this front's own: finish with it, and wait for the next."""
         connection = self._connection
-        if process is self._process and connection is not None and not self._is_stopping:
+        if process is self._process and connection is not None and self.state == "ready" and not self._is_stopping:
+            self._is_leaving = True
             self._enter("starting", "the engine is about to stop; the next one is awaited")
             self._leaving = asyncio.get_running_loop().create_task(self._leave(connection))
 
     async def _leave(self, connection: EngineConnection) -> None:
-        while connection.is_busy:
+        while connection.is_busy or not (self.may_leave is None or self.may_leave()):
             await asyncio.sleep(LOOK_AGAIN_S)
         connection.close()
 
@@ -250,7 +269,13 @@ class EngineProcess:
         connection.close()
         self._connection, self._process, self.pid = None, None, None
         self._gone.set()
-        if not self._is_stopping:
+        has_left, self._is_leaving = self._is_leaving, False
+        if self._is_stopping:
+            return
+        if has_left:
+            self._log.info("engine left", how=describe(status))
+            self._starting = asyncio.get_running_loop().create_task(self._start_patiently())
+        else:
             self._log.error("engine died", how=describe(status), starts=self.starts)
             self._restart(status)
 
@@ -263,22 +288,26 @@ class EngineProcess:
         connection.fail_calls(EngineLost(text, retry_after_s=self._retry_after_s()))
 
     def _restart(self, status: int | None) -> None:
-        reason = self._deaths.add(status) if self._launcher.is_own else None
-        if reason is not None:
+        reason = self._deaths.add(status)
+        if reason is not None and not self._launcher.is_own:
+            self._last_death = f"{reason}; "  # who started it gives it up, and may start another
+        elif reason is not None:
             self._enter("down", f"{reason}; it stays down until the server is restarted")
             self._log.error("engine stays down", reason=self.reason)
             return
         self._starting = asyncio.get_running_loop().create_task(self._start_patiently())
 
     async def _start_patiently(self) -> None:
-        """Start the next life; a host that has no room for a process now may have it later."""
+        """Start the next life; a host that has no room for a process now may have it later, and an engine that runs by
+        itself may not be there yet."""
         pause_s, told = START_PAUSE_S, ""
         while not self._is_stopping:
             try:
                 await self._launch()
+                self._last_death = ""
                 return
             except OSError as error:
-                reason = f"the engine cannot be started now: {error.strerror or error}"
+                reason = f"{self._last_death}the engine cannot be started now: {error.strerror or error}"
             self._enter("starting", f"{reason}; the next try is in {pause_s:g} s")
             if reason != told:
                 self._log.error("engine not started", reason=reason)

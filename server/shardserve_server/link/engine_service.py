@@ -17,16 +17,18 @@ import os
 import signal
 import socket
 import stat
+import struct
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 
-from .engine_command import REFUSED_STATUS, Deaths, EngineCommand, describe, socket_pairs
-from .launchers import MOST_RECORD_BYTES, SERVICE_VERSION
+from .engine_command import REFUSED_STATUS, Deaths, EngineCommand, describe
+from .launchers import MOST_RECORD_BYTES
+from .messages import LINK_VERSION
 
 #: The socket's file: its owner and its group may connect.
 SOCKET_MODE = 0o660
@@ -35,6 +37,7 @@ START_PAUSE_S = 1.0
 #: An engine whose front is gone ends by itself; one that does not is ended after this.
 KILL_AFTER_S = 3.0
 BACKLOG = 8
+_CREDENTIALS = struct.Struct("3i")
 
 
 class SocketInUse(OSError):
@@ -83,6 +86,7 @@ class EngineService:
         self._starts = 0
         self._deaths = Deaths()
         self._is_stopping = False
+        self._told = ""
         self._log = structlog.get_logger("shardserve.engine")
 
     def run(self) -> int:
@@ -99,9 +103,7 @@ class EngineService:
     async def _serve(self) -> int:
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[int] = self._loop.create_future()
-        listener = listen(self._path)
-        with listener:
-            identity = _identity(self._path)
+        with claim(self._path), listen(self._path) as listener:
             try:
                 self._loop.add_signal_handler(signal.SIGTERM, self._stop)
                 self._loop.add_signal_handler(signal.SIGINT, self._stop_now)
@@ -112,8 +114,7 @@ class EngineService:
             finally:
                 self._loop.remove_reader(listener)
                 self._end_engine()
-                if _identity(self._path) == identity:  # not one that somebody else has made meanwhile
-                    self._path.unlink(missing_ok=True)
+                self._path.unlink(missing_ok=True)
 
     # ---- the engine
 
@@ -121,18 +122,21 @@ class EngineService:
         try:
             self._spawn()
         except OSError as error:
-            self._log.error("engine not started", reason=error.strerror or str(error))
+            reason = error.strerror or str(error)
+            if reason != self._told:
+                self._log.error("engine not started", reason=reason)
+                self._told = reason
             self._loop.call_later(START_PAUSE_S, self._start)
 
     def _spawn(self) -> None:
-        (messages, its_messages), (descriptors, its_descriptors) = socket_pairs()
-        with its_messages, its_descriptors, contextlib.ExitStack() as undo:
-            undo.callback(messages.close)
-            undo.callback(descriptors.close)
-            process = self._command.spawn(its_messages, its_descriptors, is_restart=self._starts > 0)
-            undo.callback(_end, process)
+        process, messages, descriptors = self._command.start(is_restart=self._starts > 0)
+        try:
             pidfd = os.pidfd_open(process.pid)
-            undo.pop_all()
+        except OSError:
+            messages.close()
+            descriptors.close()
+            _end(process)
+            raise
         self._starts += 1
         self._engine = _Engine(process, pidfd, (messages, descriptors))
         self._loop.add_reader(self._engine.pidfd, self._died, self._engine)
@@ -185,12 +189,13 @@ class EngineService:
         if engine is None or engine.control is not None or self._is_stopping:
             text = "it is about to stop" if self._is_stopping else "it serves another front, or still ends with it"
             with control:
-                control.send(json.dumps({"busy": text, "version": SERVICE_VERSION}).encode())
+                control.send(json.dumps({"busy": text, "version": LINK_VERSION}).encode())
             return
-        record = json.dumps({"version": SERVICE_VERSION, "pid": engine.process.pid}).encode()
+        record = json.dumps({"version": LINK_VERSION, "pid": engine.process.pid}).encode()
         socket.send_fds(control, [record], [*(end.fileno() for end in engine.ends), engine.pidfd])
         engine.close_ends()
         engine.control = control
+        self._log.info("engine handed over", **_peer(control))
         self._loop.add_reader(control, self._hear, engine, control)
 
     def _hear(self, engine: _Engine, control: socket.socket) -> None:
@@ -200,6 +205,7 @@ class EngineService:
         except OSError:
             said = b""
         if said:
+            engine.is_left = True
             engine.process.kill()
             return
         self._loop.remove_reader(control)
@@ -242,14 +248,42 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def listen(path: Path) -> socket.socket:
-    """A listening socket whose file is at `path`; one that a dead service left there is replaced.
+def _peer(control: socket.socket) -> dict[str, int]:
+    """Process and user at the other end."""
+    pid, uid, gid = _CREDENTIALS.unpack(control.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return {"front_pid": pid, "front_uid": uid, "front_gid": gid}
+
+
+@contextlib.contextmanager
+def claim(path: Path) -> Iterator[None]:
+    """Be the only service of a path; whatever is there then is of a dead one. A file beside it is the lock.
 
     Raises:
-        SocketInUse: something else is there, or a service that lives, or the folder cannot be written to.
+        SocketInUse: another service lives, or the folder cannot be written to.
     """
     if not sys.platform.startswith("linux"):
         raise SocketInUse("an engine by itself needs Linux; elsewhere it is the child of its front")
+    import fcntl
+
+    try:
+        lock = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, SOCKET_MODE)
+    except OSError as error:
+        raise SocketInUse(f"no socket can be made there: {error.strerror}") from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise SocketInUse("another engine listens there") from None
+    finally:
+        os.close(lock)
+
+
+def listen(path: Path) -> socket.socket:
+    """A listening socket whose file is at `path`; one that is there is replaced.
+
+    Raises:
+        SocketInUse: something else is there, or the folder cannot be written to.
+    """
     _clear(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     mask = os.umask(0o777 & ~SOCKET_MODE)
@@ -272,20 +306,4 @@ def _clear(path: Path) -> None:
         return  # nothing there; or bind tells what is wrong
     if not stat.S_ISSOCK(mode):
         raise SocketInUse("there is a file of another kind")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            path.unlink(missing_ok=True)
-            return
-        except OSError as error:
-            raise SocketInUse(f"there is another socket: {error.strerror}") from None
-    raise SocketInUse("another engine listens there")
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    try:
-        found = path.lstat()
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
+    path.unlink(missing_ok=True)

@@ -7,20 +7,22 @@ dead: only then may the buffers that it has mapped serve somebody else.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import select
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from .engine_command import EngineCommand, socket_pairs
+from .engine_command import EngineCommand
+from .messages import LINK_VERSION
 
-#: Of the records between a front and an engine that runs by itself.
-SERVICE_VERSION = 1
+#: Of the records between a front and an engine that runs by itself; its service answers at once, or is stuck.
 MOST_RECORD_BYTES = 4096
+ANSWER_WAIT_S = 10.0
 #: The service reaps a dead engine within milliseconds, if it lives.
 STATUS_WAIT_S = 2.0
 
@@ -70,14 +72,7 @@ class ChildLauncher:
         self._command = command
 
     async def launch(self, *, is_restart: bool) -> Launched:
-        (messages, its_messages), (descriptors, its_descriptors) = socket_pairs()
-        with its_messages, its_descriptors:
-            try:
-                process = self._command.spawn(its_messages, its_descriptors, is_restart=is_restart)
-            except OSError:
-                messages.close()
-                descriptors.close()
-                raise
+        process, messages, descriptors = self._command.start(is_restart=is_restart)
         return Launched(process.pid, messages, descriptors, lambda _: process.wait(), process.kill)
 
 
@@ -109,7 +104,7 @@ def _connect(control: socket.socket, path: Path) -> None:
     try:
         control.connect(str(path))
     except OSError as error:
-        raise OSError(error.errno, f"nobody answers at its socket: {os.strerror(error.errno or 0)}") from None
+        raise OSError(error.errno, f"nobody answers at its socket: {error.strerror or error}") from None
 
 
 async def _readable(end: socket.socket) -> None:
@@ -117,7 +112,9 @@ async def _readable(end: socket.socket) -> None:
     readable: asyncio.Future[None] = loop.create_future()
     loop.add_reader(end, _settle, readable)
     try:
-        await readable
+        await asyncio.wait_for(readable, ANSWER_WAIT_S)
+    except TimeoutError:
+        raise OSError(0, "it does not answer") from None
     finally:
         loop.remove_reader(end)
 
@@ -129,18 +126,33 @@ def _settle(future: asyncio.Future[None]) -> None:
 
 def _taken_over(control: socket.socket) -> Launched:
     record, descriptors, _, _ = socket.recv_fds(control, MOST_RECORD_BYTES, 3)
-    ends = [socket.socket(fileno=descriptor) for descriptor in descriptors[:2]]
-    said: dict[str, Any] = json.loads(record or b"{}")
-    if len(descriptors) == 3 and said.get("version") == SERVICE_VERSION:
-        life = _Life(control, descriptors[2])
-        return Launched(said["pid"], ends[0], ends[1], life.wait, life.kill)
-    for end in ends:
-        end.close()
-    for descriptor in descriptors[2:]:
-        os.close(descriptor)
-    if "version" in said and said["version"] != SERVICE_VERSION:
+    with contextlib.ExitStack() as unused:
+        for descriptor in descriptors:
+            unused.callback(os.close, descriptor)
+        pid = _check_record(record, descriptors)
+        messages, link = (socket.socket(fileno=os.dup(descriptor)) for descriptor in descriptors[:2])
+        life = _Life(control, os.dup(descriptors[2]))
+        return Launched(pid, messages, link, life.wait, life.kill)
+
+
+def _check_record(record: bytes, descriptors: Sequence[int]) -> int:
+    """The process id of the engine that a record hands over.
+
+    Raises:
+        OSError: it hands over none, or is not of a service that this front can speak to.
+    """
+    if not record:
+        raise OSError(0, "its service ended")
+    try:
+        said = json.loads(record)
+        version, busy, pid = said["version"], said.get("busy"), said.get("pid")
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise OSError(0, "what answers at its socket is no service of an engine") from None
+    if version != LINK_VERSION:
         raise OSError(0, "front and engine are of different versions; update both")
-    raise OSError(0, said.get("busy", "its service ended"))
+    if busy is not None or not isinstance(pid, int) or len(descriptors) != 3:
+        raise OSError(0, str(busy or "its service hands over no engine"))
+    return pid
 
 
 class _Life:

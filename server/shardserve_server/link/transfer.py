@@ -123,6 +123,7 @@ class EngineLink(Protocol):
         starts: how often it was started.
         on_change: called after each change of state.
         on_first_refusal: called with the reason when the first engine cannot start with its settings.
+        may_leave: whether nothing that was accepted may still need the engine, which somebody else wants to stop.
         before_ready: awaited with a new life of the engine before anybody else may call it.
     """
 
@@ -132,6 +133,7 @@ class EngineLink(Protocol):
     starts: int
     on_change: Callable[[EngineState], None] | None
     on_first_refusal: Callable[[str], None] | None
+    may_leave: Callable[[], bool] | None
     before_ready: Callable[[Any], Awaitable[None]] | None
 
     async def start(self) -> None: ...
@@ -139,6 +141,8 @@ class EngineLink(Protocol):
     async def stop(self) -> None: ...
 
     def check_ready(self) -> EngineInfo: ...
+
+    def check_usable(self) -> EngineInfo: ...
 
     async def call(self, header: bytes, upload: Upload, options: CallOptions) -> EngineReply: ...
 

@@ -105,13 +105,31 @@ def test_a_folder_that_cannot_be_written_to_is_named(path: str) -> None:
 
 
 def test_what_others_left_goes_when_nobody_used_it_for_a_month(folder: Path) -> None:
-    for name, days in (("own", 90), ("recent", 20), ("old", 40)):
+    own, recent, old, photos = "a" * 16, "b" * 16, "c" * 16, "d" * 16
+    for name, days, file in (
+        (own, 90, "v-cache"), (recent, 20, "v-cache"), (old, 40, "v-cache"), (photos, 40, "me.jpg"),
+        ("letters", 40, "v"),
+    ):  # fmt: skip
         (folder / name).mkdir(parents=True)
-        (folder / name / "value-cache").write_bytes(b"x")
+        (folder / name / file).write_bytes(b"x")
         then = time.time() - days * 24 * 3600
         os.utime(folder / name, (then, then))
-    disk_cache.remove_old(folder, keep=folder / "own")
-    assert sorted(left.name for left in folder.iterdir()) == ["own", "recent"]
+    (folder / ("e" * 16)).symlink_to(folder / "letters")
+    disk_cache.remove_old(folder, keep=folder / own)
+    assert {left.name for left in folder.iterdir()} == {own, recent, photos, "letters", "e" * 16}, (
+        "what is a user's stays"
+    )
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_what_somebody_else_put_there_is_not_run(folder: Path) -> None:
+    folder.mkdir()
+    for name in ("mine", "theirs"):
+        (folder / f"{name}-cache").write_bytes(b"x")
+        (folder / f"{name}-atime").write_bytes(b"x")
+    os.chown(folder / "theirs-cache", 12_345, 12_345)
+    disk_cache.remove_unfit(folder)
+    assert sorted(folder.glob("*-cache")) == [folder / "mine-cache"]
 
 
 def test_another_kind_of_machine_has_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,6 +62,7 @@ class FakeEngine:
     starts: int = 1
     on_change: Callable[[EngineState], None] | None = None
     on_first_refusal: Callable[[str], None] | None = None
+    may_leave: Callable[[], bool] | None = None
     before_ready: Callable[[Any], Awaitable[None]] | None = None
     deleted: list[tuple[str, bytes]] = field(default_factory=list)
     info: EngineInfo | None = field(
@@ -98,6 +99,8 @@ class FakeEngine:
         if self.state == "down" or self.info is None:
             raise EngineLost(self.reason, retry_after_s=60.0)
         return self.info
+
+    check_usable = check_ready
 
     def delete(self, owner: str, ids: Sequence[bytes], *, undo: bool = False) -> None:  # noqa: ARG002
         self.deleted += [(owner, key) for key in ids]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import structlog
 
-from shardserve_proto.errors import Draining, EngineLost
+from shardserve_proto.errors import Draining, EngineLost, EngineStarting
 from shardserve_server.front.app import create_app
 from shardserve_server.front.server import ExitStatus, bind, make_server
 from shardserve_server.front.stopping import Door, Stage, Stopping
@@ -60,9 +60,9 @@ def test_there_is_no_way_back() -> None:
     assert stopping.stage == Stage.HURRYING
 
 
-@pytest.mark.parametrize("error", [Draining("x"), EngineLost("x"), asyncio.CancelledError()])
-def test_an_accepted_request_counts_as_given_up_in_a_fast_stop_alone(error: BaseException) -> None:
-    for stage, given_up in ((Stage.DRAINING, 0), (Stage.HURRYING, 1)):
+@pytest.mark.parametrize("error", [Draining("x"), EngineLost("x"), EngineStarting("x"), asyncio.CancelledError()])
+def test_an_accepted_request_that_fails_during_a_stop_counts_as_given_up(error: BaseException) -> None:
+    for stage, given_up in ((Stage.SERVING, 0), (Stage.DRAINING, 1), (Stage.HURRYING, 1)):
         stopping = Stopping()
 
         async def app(scope: Any, receive: Any, send: Any, now: Stage = stage, of: Stopping = stopping) -> None:

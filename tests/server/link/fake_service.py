@@ -6,8 +6,8 @@ import json
 import sys
 from pathlib import Path
 
-from shardserve_server.front.telemetry import configure_logging
 from shardserve_server.link.engine_service import EngineService
+from shardserve_server.link.log import configure_logging
 
 from .harness import fake_command
 

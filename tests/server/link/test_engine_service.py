@@ -25,8 +25,9 @@ from shardserve_server.link import engine_service
 from shardserve_server.link.buffers import BufferPool
 from shardserve_server.link.engine_command import EngineCommand
 from shardserve_server.link.engine_process import EngineProcess
-from shardserve_server.link.engine_service import SocketInUse, listen
+from shardserve_server.link.engine_service import SocketInUse, claim, listen
 from shardserve_server.link.launchers import SocketLauncher
+from shardserve_server.link.messages import LINK_VERSION
 
 from .harness import ROOT, fake_command, make_pool, order, outcome, run, until
 from .test_engine_process import MIB, pattern
@@ -219,8 +220,9 @@ def test_sigterm_lets_the_front_finish_and_nobody_in(path: Path) -> None:
             await asyncio.sleep(0.1)
             process.send_signal(signal.SIGTERM)
             await until(lambda: first.state == "starting")
-            assert "about to stop" in first.reason
-            assert isinstance(await outcome(order(first, "echo")), EngineStarting)
+            with pytest.raises(EngineStarting, match="about to stop"):
+                first.check_ready()
+            assert await order(first, "echo", pattern(MIB)) == [pattern(MIB)], "it was accepted before"
             async with front(path, wait=False) as second:
                 await until(lambda: "about to stop" in second.reason)
             assert process.poll() is None
@@ -340,28 +342,92 @@ def test_what_is_at_the_path_already_is_named(path: Path) -> None:
         listen(path)
     assert path.read_text() == "a file"
     path.unlink()
-    with listen(path), pytest.raises(SocketInUse, match="another engine listens there"):
-        listen(path)
-    with listen(path):
+    with claim(path), pytest.raises(SocketInUse, match="another engine listens there"), claim(path):
+        pass
+    with claim(path), listen(path):
         assert True, "a socket that nobody listens at any more is replaced"
+    with pytest.raises(SocketInUse, match="No such file or directory"), claim(path.parent / "no" / "folder"):
+        pass
     with pytest.raises(SocketInUse, match="No such file or directory"):
         listen(path.parent / "no" / "folder")
     with pytest.raises(SocketInUse, match="too long"):
         listen(path.parent / ("x" * 200))
 
 
-def test_a_service_of_another_version_is_named(path: Path) -> None:
+@pytest.mark.parametrize(
+    ("record", "descriptors", "told"),
+    [
+        (b'{"version": 999, "pid": 1}', 3, "different versions"),
+        (b"hello", 0, "no service of an engine"),
+        (b"[1]", 2, "no service of an engine"),
+        (b'{"version": %d}' % LINK_VERSION, 3, "hands over no engine"),
+        (b'{"version": %d, "pid": 1}' % LINK_VERSION, 1, "hands over no engine"),
+        (b"", 0, "its service ended"),
+    ],
+)
+def test_whatever_answers_at_the_socket_is_named_and_the_front_tries_again(
+    path: Path, record: bytes, descriptors: int, told: str
+) -> None:
     async def check() -> None:
+        loop = asyncio.get_running_loop()
+        before = len(os.listdir("/proc/self/fd"))
         async with front(path, wait=False) as process:
-            loop = asyncio.get_running_loop()
-            control, _ = await loop.run_in_executor(None, listener.accept)
-            control.send(b'{"version": 999, "pid": 1}')
-            control.close()
-            await until(lambda: "different versions" in process.reason)
+            for _ in range(2):
+                control, _ = await loop.run_in_executor(None, listener.accept)
+                with control:
+                    if record:
+                        socket.send_fds(control, [record], [listener.fileno()] * descriptors)
+                await until(lambda: told in process.reason)
+            assert process.state == "starting"
+        await until(lambda: len(os.listdir("/proc/self/fd")) <= before + 2)
 
     with listen(path) as listener:
         listener.setblocking(True)
         run(check())
+
+
+def test_a_service_that_is_stuck_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardserve_server.link.launchers.ANSWER_WAIT_S", 0.2)
+
+    async def check() -> None:
+        async with front(path, wait=False) as process:
+            await until(lambda: "it does not answer" in process.reason)
+
+    with listen(path):
+        run(check())
+
+
+def test_two_services_never_share_a_path(path: Path) -> None:
+    """Started at once, over and over: one listens, the other is told so."""
+    argv = [sys.executable, "-m", "tests.server.link.fake_service", str(path), "1", "{}"]
+    for _ in range(3):
+        both = [
+            subprocess.Popen(argv, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            for _ in range(2)
+        ]
+        listening = []
+        for process in both:
+            assert process.stdout is not None
+            listening.append(process.stdout.readline() == "listening\n")
+        errors = []
+        for process in both:
+            process.terminate()
+            errors.append(process.communicate(timeout=10)[1])
+        assert sorted(listening) == [False, True]
+        assert "another engine listens there" in errors[listening.index(False)]
+
+
+def test_deaths_that_a_front_asked_for_do_not_end_the_service(path: Path) -> None:
+    async def check() -> None:
+        for _ in range(4):
+            async with front(path) as process:
+                starts = process.starts
+                process.kill()
+                await until(lambda p=process, n=starts: p.starts > n and p.state == "ready")  # type: ignore[misc]
+
+    with service(path) as running:
+        run(check())
+        assert running.poll() is None
 
 
 def test_a_stranger_that_connects_and_leaves_disturbs_nobody(path: Path) -> None:
