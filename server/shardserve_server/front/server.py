@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import enum
 import errno
+import math
 import os
 import signal
 import socket
@@ -114,15 +115,18 @@ class FrontServer(uvicorn.Server):
             self.drain()
 
     async def on_tick(self, counter: int) -> bool:
-        limit_s = self._settings.exit_after_idle_s
-        if (
-            self._engine.info is None and limit_s is not None
-        ):  # nobody could use it so far; it is not waited for for ever
-            limit_s = max(limit_s, self._settings.engine_start_timeout_s)
-        if limit_s is not None and self._stopping.stage == Stage.SERVING and self._stopping.idle_s > limit_s:
+        if self._stopping.stage == Stage.SERVING and self._stopping.idle_s > self._idle_limit_s():
             self.is_idle = True
             self.drain()
         return await super().on_tick(counter)
+
+    def _idle_limit_s(self) -> float:
+        limit_s = self._settings.exit_after_idle_s
+        if limit_s is None:
+            return math.inf
+        if self._engine.info is None:  # nobody could use it so far, but that has an end too
+            return max(limit_s, self._settings.engine_start_timeout_s)
+        return limit_s
 
     def drain(self) -> None:
         """Accept nothing new, finish what was accepted, and stop."""

@@ -248,10 +248,14 @@ class EngineProcess:
     def _on_stopping(self, process: Launched) -> None:
         """Somebody stops the engine, which is not this front's own: finish with it, and wait for the next."""
         connection = self._connection
-        if process is self._process and connection is not None and self.state == "ready" and not self._is_stopping:
-            self._is_leaving = True
-            self._enter("starting", "the engine is about to stop; the next one is awaited")
-            self._leaving = asyncio.get_running_loop().create_task(self._leave(connection))
+        if process is not self._process or connection is None or self._is_stopping:
+            return
+        if self.state != "ready":  # nobody uses it yet
+            connection.close()
+            return
+        self._is_leaving = True
+        self._enter("starting", "the engine is about to stop; the next one is awaited")
+        self._leaving = asyncio.get_running_loop().create_task(self._leave(connection))
 
     async def _leave(self, connection: EngineConnection) -> None:
         while connection.is_busy or not (self.may_leave is None or self.may_leave()):

@@ -256,6 +256,17 @@ def test_a_front_that_stays_does_not_keep_the_service(path: Path, how: str) -> N
         run(check(process))
 
 
+def test_a_front_whose_engine_still_loads_does_not_keep_the_service(path: Path) -> None:
+    async def check(process: Service) -> None:
+        async with front(path, wait=False) as first:
+            await until(lambda: first.pid is not None)
+            process.send_signal(signal.SIGTERM)
+            assert await asyncio.to_thread(process.wait, 5) == 0
+
+    with service(path, start="silence") as process:
+        run(check(process))
+
+
 def test_without_a_front_sigterm_ends_it_at_once(path: Path) -> None:
     with service(path) as process:
         (engine,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
