@@ -79,14 +79,6 @@ def children(pid: int) -> list[int]:
     return found
 
 
-def is_alive(pid: int) -> bool:
-    """Whether the process runs; one that waits to be reaped does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 @contextmanager
 def launch(
     *options: str,

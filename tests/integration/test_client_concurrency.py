@@ -18,8 +18,9 @@ import pytest
 
 import shardserve as ss
 from shardserve import _local_server
+from tests.server.link.harness import is_alive
 
-from .serving import is_alive, launch
+from .serving import launch
 
 LARGE = np.arange(3_000_000, dtype=np.float32).reshape(3, -1)
 

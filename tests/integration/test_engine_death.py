@@ -13,8 +13,9 @@ import pytest
 
 from shardserve_proto.programs import Program, Step
 from tests.server.front.serving import Answer, eventually, frame, post_head, request
+from tests.server.link.harness import is_alive
 
-from .serving import RunningServer, is_alive, launch
+from .serving import RunningServer, launch
 
 
 def long_program() -> Program:

@@ -21,8 +21,9 @@ import numpy as np
 import pytest
 
 import shardserve as ss
+from tests.server.link.harness import is_alive
 
-from .serving import children, is_alive
+from .serving import children
 
 CLIENTS = 4
 READY_WITHIN_S = 10.0

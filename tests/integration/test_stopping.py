@@ -20,9 +20,10 @@ import pytest
 from shardserve_proto.frames import MEDIA_TYPE
 from shardserve_proto.programs import Program, Step
 from tests.server.front.serving import Answer, eventually, frame, post_head, read_answer, request
+from tests.server.link.harness import is_alive
 
 from .load import load
-from .serving import RunningServer, is_alive, launch
+from .serving import RunningServer, launch
 
 MIB = 2**20
 STOPPED, GAVE_UP, IDLE, QUIT = 0, 3, 4, 131

@@ -19,9 +19,10 @@ import numpy as np
 import pytest
 
 from tests.server.front.serving import eventually, frame, post_head, read_answer
+from tests.server.link.harness import is_alive
 
 from .load import load
-from .serving import RunningServer, children, is_alive, launch
+from .serving import RunningServer, children, launch
 
 
 @contextmanager

@@ -102,3 +102,11 @@ async def outcome(awaitable: Awaitable[T]) -> T | Exception:
         return await awaitable
     except Exception as error:
         return error
+
+
+def is_alive(pid: int | None) -> bool:
+    """Whether a process runs; one that waits to be reaped does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

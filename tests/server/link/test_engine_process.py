@@ -28,7 +28,7 @@ from shardserve_server.link.engine_command import EngineCommand, engine_environm
 from shardserve_server.link.messages import Reply
 from shardserve_server.link.regions import BufferKind
 
-from .harness import ROOT, engine_process, fake_process, make_pool, order, outcome, prepare, run, until
+from .harness import ROOT, engine_process, fake_process, is_alive, make_pool, order, outcome, prepare, run, until
 from .test_buffers import KINDS
 
 KIB, MIB = 2**10, 2**20
@@ -387,17 +387,9 @@ def test_the_engine_does_not_outlive_its_front(sign: str) -> None:
         front.kill()
         front.wait()
         killed = time.monotonic()
-        while _is_alive(engine):
+        while is_alive(engine):
             assert time.monotonic() - killed < 5.0
             time.sleep(0.02)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_a_stop_ends_an_engine_that_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ from shardserve_server.link.engine_service import SocketInUse, claim, listen
 from shardserve_server.link.launchers import SocketLauncher
 from shardserve_server.link.messages import LINK_VERSION
 
-from .harness import ROOT, fake_command, make_pool, order, outcome, run, until
+from .harness import ROOT, fake_command, is_alive, make_pool, order, outcome, run, until
 from .test_engine_process import MIB, pattern
 
 Service = subprocess.Popen[str]
@@ -65,13 +65,6 @@ async def front(path: Path, pool: BufferPool | None = None, *, wait: bool = True
         yield process
     finally:
         await process.stop()
-
-
-def is_alive(pid: int | None) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_arrays_come_back_as_they_went(path: Path) -> None:
