@@ -108,5 +108,5 @@ def is_alive(pid: int | None) -> bool:
     """Whether a process runs; one that waits to be reaped does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the second one, if it goes while its file is read
         return False
