@@ -153,7 +153,7 @@ def storm(rounds: int, seed: int) -> str:
 
 def strike(supervisor: Supervisor, rounds: int, rng: random.Random) -> str:
     seen: set[int] = set()
-    slowest = 0.0
+    slowest, engine_deaths = 0.0, 0
     killed: Counter[str] = Counter()
     with ss.Client(f"http://127.0.0.1:{supervisor.port}", timeout=60) as probe, clients(supervisor.port) as outcomes:
         probe.info()
@@ -164,7 +164,9 @@ def strike(supervisor: Supervisor, rounds: int, rng: random.Random) -> str:
             seen.update(family)
             if not family:
                 continue
-            victim = rng.randrange(len(family))
+            # The third death of an engine within a minute keeps it down, as it should: then it is the front's turn.
+            victim = 0 if engine_deaths == 2 else rng.randrange(len(family))
+            engine_deaths = engine_deaths + 1 if victim else 0
             os.kill(family[victim], signal.SIGKILL)
             killed["engine" if victim else "front"] += 1
             slowest = max(slowest, seconds_until_ready(probe))
