@@ -156,7 +156,7 @@ def strike(supervisor: Supervisor, rounds: int, rng: random.Random) -> str:
     slowest, engine_deaths = 0.0, 0
     killed: Counter[str] = Counter()
     with ss.Client(f"http://127.0.0.1:{supervisor.port}", timeout=60) as probe, clients(supervisor.port) as outcomes:
-        probe.info()
+        seconds_until_ready(probe)
         stale = probe.put(np.ones(1000))
         for _ in range(rounds):
             time.sleep(rng.uniform(0.2, 1.2))
