@@ -204,7 +204,9 @@ def rendered_by_compose(profile: str, **given: str) -> dict[str, Any]:
     return rendered
 
 
-@pytest.mark.skipif(compose_command() is None, reason="compose is not here")
+@pytest.mark.skipif(
+    compose_command() is None, reason="docker compose is not here; the tests above hold the same of the file"
+)
 @pytest.mark.parametrize(("variables", "expected"), PUBLISHED)
 def test_compose_itself_publishes_where_it_is_told_and_nowhere_else(
     variables: dict[str, str], expected: tuple[str, str]
@@ -213,7 +215,9 @@ def test_compose_itself_publishes_where_it_is_told_and_nowhere_else(
     assert (port["host_ip"], port["published"], port["target"]) == (*expected, 8000)
 
 
-@pytest.mark.skipif(compose_command() is None, reason="compose is not here")
+@pytest.mark.skipif(
+    compose_command() is None, reason="docker compose is not here; the tests above hold the same of the file"
+)
 @pytest.mark.parametrize("profile", PROFILES)
 def test_compose_itself_reads_the_file_as_these_tests_do(profile: str) -> None:
     rendered = rendered_by_compose(profile)

@@ -24,7 +24,7 @@ from shardserve_proto.errors import (
     OutOfMemory,
     ShapeError,
 )
-from shardserve_server.link.engine_command import EngineCommand, engine_environment
+from shardserve_server.link.engine_command import EngineCommand
 from shardserve_server.link.messages import Reply
 from shardserve_server.link.regions import BufferKind
 
@@ -345,20 +345,6 @@ def test_an_engine_forgets_a_buffer_that_the_pool_gave_back() -> None:
             await until(lambda: "memfd:shardserve" not in maps.read_text())
 
     run(check())
-
-
-def test_the_server_keys_do_not_reach_the_engine() -> None:
-    environment = {
-        "SHARDSERVE_API_KEY": "secret",
-        "XLA_FLAGS": "--a --xla_force_host_platform_device_count=2",
-        "A": "b",
-    }
-    assert engine_environment(environment, virtual_devices=8) == {
-        "A": "b",
-        "XLA_FLAGS": "--a --xla_force_host_platform_device_count=8",
-        "JAX_PLATFORMS": "cpu",
-    }
-    assert "JAX_PLATFORMS" not in engine_environment(environment)
 
 
 _PARENT = """

@@ -1,70 +1,34 @@
-"""An engine by itself: who gets it, who outlives whom, and that no buffer is used again before its process is dead."""
+"""An engine by itself: who gets it, who outlives whom, and how its service ends."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import json
 import os
 import signal
 import socket
 import stat
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from shardserve_proto.errors import EngineLost, EngineStarting
 from shardserve_server.link import engine_service
-from shardserve_server.link.buffers import BufferPool
 from shardserve_server.link.engine_command import EngineCommand
-from shardserve_server.link.engine_process import EngineProcess
 from shardserve_server.link.engine_service import SocketInUse, claim, listen
-from shardserve_server.link.launchers import SocketLauncher
-from shardserve_server.link.messages import LINK_VERSION
 
-from .harness import ROOT, fake_command, is_alive, make_pool, order, outcome, run, until
+from .harness import ROOT, fake_command, is_alive, order, outcome, run, until
+from .services import Service, front, service
 from .test_engine_process import MIB, pattern
-
-Service = subprocess.Popen[str]
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "engine.sock"
-
-
-@contextmanager
-def service(path: Path, *, stop_grace_s: float = 20.0, **settings: Any) -> Iterator[Service]:
-    """A service of fake engines, in a process of its own; killed at the end if it lives."""
-    argv = [sys.executable, "-m", "tests.server.link.fake_service", str(path), str(stop_grace_s), json.dumps(settings)]
-    with subprocess.Popen(argv, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "listening\n"
-            yield process
-        finally:
-            process.kill()
-            process.communicate()
-
-
-@asynccontextmanager
-async def front(path: Path, pool: BufferPool | None = None, *, wait: bool = True) -> AsyncIterator[EngineProcess]:
-    """A front of the service, whose engine is ready."""
-    process = EngineProcess(SocketLauncher(path), pool or make_pool())
-    await process.start()
-    try:
-        if wait:
-            await until(lambda: process.state == "ready")
-        yield process
-    finally:
-        await process.stop()
 
 
 def test_arrays_come_back_as_they_went(path: Path) -> None:
@@ -94,19 +58,6 @@ def test_the_engine_is_loaded_before_its_front_comes_and_again_when_one_has_left
         run(check())
 
 
-def test_a_front_waits_for_an_engine_that_is_not_there_yet(path: Path) -> None:
-    async def check() -> None:
-        async with front(path, wait=False) as process:
-            await until(lambda: "nobody answers at its socket" in process.reason)
-            assert isinstance(await outcome(order(process, "echo")), EngineStarting)
-            assert str(path.parent) not in process.reason, "no path goes out"
-            with service(path):
-                await until(lambda: process.state == "ready")
-                assert await order(process, "echo", pattern(MIB)) == [pattern(MIB)]
-
-    run(check())
-
-
 def test_a_second_front_waits_until_the_first_has_left(path: Path) -> None:
     async def check() -> None:
         async with AsyncExitStack() as second_leaves:
@@ -134,32 +85,11 @@ def test_a_dead_engine_fails_its_calls_and_the_next_one_comes(path: Path) -> Non
         run(check())
 
 
-def test_no_buffer_comes_back_before_the_process_is_dead(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The link is closed, but the process lives for a second more and has its buffers mapped."""
-
-    async def check() -> None:
-        pool = make_pool()
-        async with front(path, pool) as process:
-            await order(process, "hold", pattern(MIB))
-            pid = process.pid
-            assert process._connection is not None
-            process._connection._channel.close()  # type: ignore[union-attr]
-            monitored = []
-            while pool.usage().leases:
-                monitored.append(is_alive(pid))
-                await asyncio.sleep(0.01)
-            assert all(monitored[:-2]), "held to the last"
-            assert len(monitored) > 50
-            assert not is_alive(pid)
-
-    # A front kills an engine whose link has ended; here its order to do so is lost.
-    monkeypatch.setattr("shardserve_server.link.launchers._Life.kill", lambda _: None)
-    with service(path, lingers_s=1.0):
-        run(check())
-
-
 _FRONT = """
-from tests.server.link.test_engine_service import *
+import asyncio, sys
+from pathlib import Path
+from tests.server.link.harness import run
+from tests.server.link.services import front
 async def stay():
     async with front(Path(sys.argv[1])) as process:
         print(process.pid, flush=True)
@@ -304,42 +234,6 @@ def test_only_owner_and_group_may_connect(path: Path) -> None:
         assert stat.S_IMODE(path.stat().st_mode) == 0o660
 
 
-_OTHER_USER = """
-from tests.server.link.test_engine_service import *
-import asyncio.base_events, uvloop
-os.setgroups([])
-os.setgid(int(sys.argv[2]))
-os.setuid(10_002)
-async def use():
-    async with front(Path(sys.argv[1]), wait=False) as process:
-        await until(lambda: process.state == "ready" or "Permission denied" in process.reason)
-        if process.state == "ready":
-            assert await order(process, "echo", pattern(MIB)) == [pattern(MIB)]
-        sys.stdout.write(process.state + " " + process.reason)
-run(use())
-"""
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_another_user_gets_the_engine_by_its_group_and_a_stranger_does_not() -> None:
-    """Two users who share nothing but the socket: buffers pass between them all the same."""
-    with tempfile.TemporaryDirectory() as folder:
-        os.chown(folder, 0, 10_001)
-        Path(folder).chmod(0o2750)  # as the volume of two containers: the file takes the folder's group
-        path = Path(folder, "engine.sock")
-        with service(path):
-            said = [
-                subprocess.run(
-                    [sys.executable, "-c", _OTHER_USER, str(path), group],
-                    capture_output=True, text=True, cwd=ROOT, check=False,
-                )
-                for group in ("10001", "10003")
-            ]  # fmt: skip
-    assert [done.returncode for done in said] == [0, 0], said[0].stderr + said[1].stderr
-    assert said[0].stdout.endswith("ready ")
-    assert "Permission denied" in said[1].stdout.splitlines()[-1]
-
-
 def test_what_is_at_the_path_already_is_named(path: Path) -> None:
     path.write_text("a file")
     with pytest.raises(SocketInUse, match="a file of another kind"):
@@ -348,57 +242,17 @@ def test_what_is_at_the_path_already_is_named(path: Path) -> None:
     path.unlink()
     with claim(path), pytest.raises(SocketInUse, match="another engine listens there"), claim(path):
         pass
-    with claim(path), listen(path):
-        assert True, "a socket that nobody listens at any more is replaced"
+    with claim(path):
+        listen(path).close()  # the file stays, as a dead service leaves it
+        with listen(path) as listener, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as caller:
+            caller.connect(str(path))
+            listener.accept()[0].close()
     with pytest.raises(SocketInUse, match="No such file or directory"), claim(path.parent / "no" / "folder"):
         pass
     with pytest.raises(SocketInUse, match="No such file or directory"):
         listen(path.parent / "no" / "folder")
     with pytest.raises(SocketInUse, match="too long"):
         listen(path.parent / ("x" * 200))
-
-
-@pytest.mark.parametrize(
-    ("record", "descriptors", "told"),
-    [
-        (b'{"version": 999, "pid": 1}', 3, "different versions"),
-        (b"hello", 0, "no service of an engine"),
-        (b"[1]", 2, "no service of an engine"),
-        (b'{"version": %d}' % LINK_VERSION, 3, "hands over no engine"),
-        (b'{"version": %d, "pid": 1}' % LINK_VERSION, 1, "hands over no engine"),
-        (b"", 0, "its service ended"),
-    ],
-)
-def test_whatever_answers_at_the_socket_is_named_and_the_front_tries_again(
-    path: Path, record: bytes, descriptors: int, told: str
-) -> None:
-    async def check() -> None:
-        loop = asyncio.get_running_loop()
-        before = len(os.listdir("/proc/self/fd"))
-        async with front(path, wait=False) as process:
-            for _ in range(2):
-                control, _ = await loop.run_in_executor(None, listener.accept)
-                with control:
-                    if record:
-                        socket.send_fds(control, [record], [listener.fileno()] * descriptors)
-                await until(lambda: told in process.reason)
-            assert process.state == "starting"
-        await until(lambda: len(os.listdir("/proc/self/fd")) <= before + 2)
-
-    with listen(path) as listener:
-        listener.setblocking(True)
-        run(check())
-
-
-def test_a_service_that_is_stuck_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardserve_server.link.launchers.ANSWER_WAIT_S", 0.2)
-
-    async def check() -> None:
-        async with front(path, wait=False) as process:
-            await until(lambda: "it does not answer" in process.reason)
-
-    with listen(path):
-        run(check())
 
 
 def test_two_services_never_share_a_path(path: Path) -> None:
