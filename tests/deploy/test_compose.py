@@ -204,9 +204,11 @@ def rendered_by_compose(profile: str, **given: str) -> dict[str, Any]:
     return rendered
 
 
-@pytest.mark.skipif(
-    compose_command() is None, reason="docker compose is not here; the tests above hold the same of the file"
-)
+#: CI has no docker compose, and no package of Python's brings it; the tests above hold the same claims of the file.
+needs_compose = pytest.mark.skipif(compose_command() is None, reason="docker compose is not here")
+
+
+@needs_compose
 @pytest.mark.parametrize(("variables", "expected"), PUBLISHED)
 def test_compose_itself_publishes_where_it_is_told_and_nowhere_else(
     variables: dict[str, str], expected: tuple[str, str]
@@ -215,9 +217,7 @@ def test_compose_itself_publishes_where_it_is_told_and_nowhere_else(
     assert (port["host_ip"], port["published"], port["target"]) == (*expected, 8000)
 
 
-@pytest.mark.skipif(
-    compose_command() is None, reason="docker compose is not here; the tests above hold the same of the file"
-)
+@needs_compose
 @pytest.mark.parametrize("profile", PROFILES)
 def test_compose_itself_reads_the_file_as_these_tests_do(profile: str) -> None:
     rendered = rendered_by_compose(profile)
