@@ -44,8 +44,9 @@ class Lease:
 class RemoteArray(Remote):
     """An array on the devices of a server. It never changes; calls that are given one answer with others.
 
-    `shape`, `dtype`, `spec`, `mesh`, `name` and `id` are known here; `lease` asks the server. The last Python object of
-    an unnamed, unpinned array that this client made releases it; named, attached and pinned ones stay.
+    `shape`, `dtype`, `spec`, `mesh`, `name`, `id` and `epoch` (the life of the server that knows the id) are known
+    here; `lease` asks the server. The last Python object of an unnamed, unpinned array that this client made releases
+    it; named, attached and pinned ones stay.
 
     With an `AsyncClient`, whatever reaches the server is to be awaited: `await array.numpy()`, `await array.lease`.
 
@@ -55,7 +56,7 @@ class RemoteArray(Remote):
     """
 
     __slots__ = ("__weakref__", "_client", "_deleted", "_devices", "_is_declared", "_pid", "_placement", "_releases",
-                 "dtype", "id", "mesh", "name", "shape")  # fmt: skip
+                 "dtype", "epoch", "id", "mesh", "name", "shape")  # fmt: skip
 
     def __init__(
         self,
@@ -68,6 +69,7 @@ class RemoteArray(Remote):
         name: str | None = None,
         releases: Releases | None = None,
         is_declared: bool = False,
+        epoch: str = "",
     ) -> None:
         self._client = client
         self._releases = releases
@@ -81,9 +83,10 @@ class RemoteArray(Remote):
         self.dtype = dtype_named(placement.dtype)
         self.mesh: dict[str, int] = dict(mesh)
         self.name = name
+        self.epoch = epoch
 
     @classmethod
-    def attached(cls, client: ResidentMethods[Any], info: ArrayInfo) -> RemoteArray:
+    def attached(cls, client: ResidentMethods[Any], info: ArrayInfo, epoch: str = "") -> RemoteArray:
         """A handle of an array that somebody else made, or made earlier; it is not released with its objects."""
         sizes = dict(info.mesh)
         spec = spec_from_wire(info.spec)
@@ -96,7 +99,7 @@ class RemoteArray(Remote):
         devices = info.devices or range(_product(sizes.values()))  # of a server that does not tell: the first ones
         return cls(
             client, bytes.fromhex(info.id), placement,
-            mesh=info.mesh, devices=devices, name=info.name, is_declared=info.is_declared,
+            mesh=info.mesh, devices=devices, name=info.name, is_declared=info.is_declared, epoch=epoch,
         )  # fmt: skip
 
     @property

@@ -25,17 +25,26 @@ class Ask(Exchange[R]):
     Arguments:
         answer: its type; None where any answer of the kind 2xx will do.
         body: sent as JSON.
+        epoch: that of the id in the path, where it is that of a handle.
     """
 
     good = range(200, 300)
 
     def __init__(
-        self, method: str, path: str, answer: type[R] | None, timeout_s: float | None, body: Any = None
+        self,
+        method: str,
+        path: str,
+        answer: type[R] | None,
+        timeout_s: float | None,
+        body: Any = None,
+        *,
+        epoch: str = "",
     ) -> None:
         super().__init__()
         self.method = method
         self.path = path
         self.timeout_s = timeout_s
+        self.epochs = frozenset({epoch} - {""})
         self._answer = answer
         if body is not None:
             self.buffers = [json.dumps(body).encode()]
@@ -44,7 +53,7 @@ class Ask(Exchange[R]):
         fields = {"Accept": "application/json"}
         if self.buffers:
             fields |= {"Content-Type": "application/json", "Content-Length": str(self.body_bytes)}
-        return fields
+        return fields | super().headers()
 
     def _finish(self) -> R:
         if self._answer is None:
@@ -70,12 +79,12 @@ def listing(timeout_s: float | None) -> Ask[list[ArrayInfo]]:
     return Ask("GET", ARRAYS, list[ArrayInfo], timeout_s)
 
 
-def info(key: str, timeout_s: float | None) -> Ask[ArrayInfo]:
-    return Ask("GET", f"{path_of(key)}/info", ArrayInfo, timeout_s)
+def info(key: str, timeout_s: float | None, *, epoch: str = "") -> Ask[ArrayInfo]:
+    return Ask("GET", f"{path_of(key)}/info", ArrayInfo, timeout_s, epoch=epoch)
 
 
-def lease(key: str, wanted: Mapping[str, Any], timeout_s: float | None) -> Ask[ArrayInfo]:
-    return Ask("PUT", f"{path_of(key)}/lease", ArrayInfo, timeout_s, dict(wanted))
+def lease(key: str, wanted: Mapping[str, Any], timeout_s: float | None, *, epoch: str) -> Ask[ArrayInfo]:
+    return Ask("PUT", f"{path_of(key)}/lease", ArrayInfo, timeout_s, dict(wanted), epoch=epoch)
 
 
 def delete(key: str, timeout_s: float | None) -> Ask[None]:

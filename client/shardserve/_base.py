@@ -162,7 +162,7 @@ class BaseClient(KernelMethods[R], ResidentMethods[R]):
     def _answered(self, outgoing: Outgoing, exchange: CallExchange, answer: tuple[Any, ...], started: float) -> Call:
         values, report, received_bytes = answer
         elapsed_s = time.monotonic() - started
-        value = outgoing.rebuild(self._handles(outgoing, report) if outgoing.kept else values)
+        value = outgoing.rebuild(self._handles(outgoing, report, exchange.epoch) if outgoing.kept else values)
         call = Call(outgoing.title, value, report, exchange.body_bytes, received_bytes, elapsed_s)
         note(self._identity, call)
         return call

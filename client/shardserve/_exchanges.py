@@ -7,8 +7,9 @@ from typing import Any, Generic, TypeVar
 
 from shardserve_proto.errors import BadReply, ShardserveError
 from shardserve_proto.frames import MEDIA_TYPE, Buffer
-from shardserve_proto.messages import Report
+from shardserve_proto.messages import EPOCH, EPOCH_FIELD, Report
 
+from ._arrays import handles_of
 from ._config import HTTPX_PIECE_BYTES, SMALL_BODY_BYTES
 from ._progress import Meter, ProgressCallback
 from ._replies import FrameReader, check_json_size, read_error
@@ -27,6 +28,8 @@ class Exchange(Generic[R]):
         timeout_s: seconds for all tries together.
         progress: is told how far large bodies are.
         good: the statuses of an answer that is none of an error.
+        epochs: those of the arrays in the request.
+        epoch: that of the server which answered; empty where it told none.
     """
 
     method = "GET"
@@ -34,6 +37,8 @@ class Exchange(Generic[R]):
     timeout_s: float | None = None
     progress: ProgressCallback | None = None
     good = range(200, 201)
+    epochs: frozenset[str] = frozenset()
+    epoch = ""
 
     def __init__(self) -> None:
         self.buffers: list[Buffer] = []
@@ -48,7 +53,8 @@ class Exchange(Generic[R]):
         return sum(memoryview(buffer).nbytes for buffer in self.buffers)
 
     def headers(self) -> dict[str, str]:
-        return {"Accept": "application/json"}
+        """The fields of the request's head, but for those of the address."""
+        return {EPOCH_FIELD: ", ".join(sorted(self.epochs))} if self.epochs else {}
 
     def begin_sending(self) -> None:
         """The body is about to be sent, perhaps again."""
@@ -73,6 +79,8 @@ class Exchange(Generic[R]):
         """
         self._status = status
         self._retry_after = headers.get("retry-after")
+        told = headers.get(EPOCH_FIELD, "")
+        self.epoch = told if EPOCH.fullmatch(told) else ""  # it goes into later requests
         self._text.clear()
         self._receiving = None
         if headers.get("content-encoding", "identity") != "identity":
@@ -138,6 +146,7 @@ class CallExchange(Exchange[tuple[list[Any], Report, int]]):
         self.progress = outgoing.progress
         self._expected = outgoing.expected
         self._targets = outgoing.targets
+        self.epochs = frozenset(handle.epoch for handle in handles_of(outgoing.leaves)) - {""}
         self._reader: FrameReader | None = None
 
     @property
@@ -145,7 +154,8 @@ class CallExchange(Exchange[tuple[list[Any], Report, int]]):
         return self._body_bytes
 
     def headers(self) -> dict[str, str]:
-        return {"Accept": MEDIA_TYPE, "Content-Type": MEDIA_TYPE, "Content-Length": str(self._body_bytes)}
+        own = {"Accept": MEDIA_TYPE, "Content-Type": MEDIA_TYPE, "Content-Length": str(self._body_bytes)}
+        return own | super().headers()
 
     def room(self) -> memoryview:
         return self._reader.room() if self._reader is not None else NOWHERE

@@ -211,8 +211,9 @@ class ResidentMethods(Generic[R]):
         return (yield from self._values(*get_calls(sources, tree, out, self._current().updated(options))))
 
     def _attach_steps(self, name: str) -> Steps:
-        info: ArrayInfo = yield _asks.info(name, self._defaults.timeout_s)
-        return RemoteArray.attached(self, info)
+        question = _asks.info(name, self._defaults.timeout_s)
+        info: ArrayInfo = yield question
+        return RemoteArray.attached(self, info, question.epoch)
 
     def _arrays_steps(self) -> Steps:
         return ArrayList((yield _asks.listing(self._defaults.timeout_s)))
@@ -235,7 +236,7 @@ class ResidentMethods(Generic[R]):
 
     def _lease_steps(self, handle: RemoteArray) -> Steps:
         self._check_handles([handle])
-        return Lease.of((yield _asks.info(handle.id, self._defaults.timeout_s)))
+        return Lease.of((yield _asks.info(handle.id, self._defaults.timeout_s, epoch=handle.epoch)))
 
     def _renew_steps(self, handle: RemoteArray, ttl_s: float | None) -> Steps:
         self._check_own([handle])
@@ -247,7 +248,7 @@ class ResidentMethods(Generic[R]):
 
     def _new_lease_steps(self, handle: RemoteArray, wanted: Mapping[str, Any]) -> Steps:
         self._check_own([handle])
-        lease = Lease.of((yield _asks.lease(handle.id, wanted, self._defaults.timeout_s)))
+        lease = Lease.of((yield _asks.lease(handle.id, wanted, self._defaults.timeout_s, epoch=handle.epoch)))
         if lease.pinned:
             handle.detach()
         return lease
@@ -281,7 +282,7 @@ class ResidentMethods(Generic[R]):
                     f"array {handle.name!r} is declared by the operator; everybody may use it, nobody may change it"
                 )
 
-    def _handles(self, outgoing: Outgoing, report: Report) -> list[RemoteArray]:
+    def _handles(self, outgoing: Outgoing, report: Report, epoch: str) -> list[RemoteArray]:
         """Handles of the results that stayed."""
         if len(report.outputs) != len(outgoing.kept):
             raise BadReply(f"the server kept {len(report.outputs)} results, the call has {len(outgoing.kept)}")
@@ -296,7 +297,7 @@ class ResidentMethods(Generic[R]):
         return [
             RemoteArray(
                 self, key, placement, mesh=report.mesh, devices=report.devices, name=name,
-                releases=None if name else releases,
+                releases=None if name else releases, epoch=epoch,
             )
             for key, placement, name in zip(outgoing.kept, report.outputs, names, strict=True)
         ]  # fmt: skip

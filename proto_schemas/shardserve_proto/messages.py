@@ -18,6 +18,9 @@ from .specs import Name, WireMesh, WireSpec, check_shape
 Precision: TypeAlias = Literal["highest", "high", "default"]
 #: Bytes of an array's id, which its client draws at random; paths and JSON write it as twice as many hex digits.
 ID_BYTES = 16
+#: The header field by which a server tells the epoch of the ids it knows; a request gives it back with such ids.
+EPOCH_FIELD = "shardserve-epoch"
+EPOCH = re.compile(r"[0-9a-f]{16}")
 
 
 class Segment(WireModel):

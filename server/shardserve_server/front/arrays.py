@@ -10,7 +10,7 @@ import itertools
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from cachetools import LRUCache
@@ -19,6 +19,7 @@ from shardserve_proto.errors import Expired, Forbidden, NameTaken, NotFound, Quo
 from shardserve_proto.messages import HEX_ID, LABEL, ArrayInfo, Keep
 
 from ..link.messages import DECLARED
+from .epoch import new_epoch
 from .leases import Leases
 from .pins import HostCopy
 from .record import KeepsArrays, Key, Record, Space, digest_of
@@ -33,6 +34,7 @@ COMPARED_NAMES = 200
 #: Seconds after which a full quota is worth another try, at most.
 QUOTA_RETRY_S = 60.0
 _LOST = "it was lost when the engine died; put it again, or pin it with pinned=True"
+_LOST_WITH_FRONT = "it was lost when the server was started anew; put it again"
 _UNDECLARED = "the operator's table does not have it any more, or has another array under its name"
 
 #: What the engine tells of an array.
@@ -51,6 +53,7 @@ class Arrays:
     def __init__(
         self, engine: KeepsArrays, *, ttl_s: float, most: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        self.epoch = new_epoch()  # of the ids that are known here
         self._engine = engine
         self._ttl_s = ttl_s
         self._most = most
@@ -74,24 +77,27 @@ class Arrays:
 
     # --- looking up --------------------------------------------------------------------------------------------------
 
-    def find(self, owner: str, key: bytes) -> Record:
+    def find(self, owner: str, key: bytes, epochs: Collection[str] = ()) -> Record:
         """An array that its owner, or everybody, may use; this does not count as a use.
+
+        Arguments:
+            epochs: those of the ids that the client gives.
 
         Raises:
             NotFound: unknown, or somebody else's: the answer is the same.
-            Expired: its lease is over, or it was lost with the engine.
+            Expired: its lease is over, or it was lost with the engine, or with an earlier front.
         """
         record = self.peek(owner, key) or self.peek(DECLARED, key)
         if record is not None and self._is_live(record):
             return record
         reason = self._gone.get((owner, key)) or self._gone.get((DECLARED, key))
-        if reason is None:
+        if reason is None and all(epoch == self.epoch for epoch in epochs):
             raise NotFound(f"there is no array {key.hex()}")
-        raise Expired(f"array {key.hex()}: {reason}")
+        raise Expired(f"array {key.hex()}: {reason or _LOST_WITH_FRONT}")
 
-    def use(self, owner: str, keys: Iterable[bytes]) -> list[Record]:
+    def use(self, owner: str, keys: Iterable[bytes], epochs: Collection[str] = ()) -> list[Record]:
         """Arrays of a call; their leases begin anew. Raises as `find` does."""
-        records = [self.find(owner, key) for key in keys]
+        records = [self.find(owner, key, epochs) for key in keys]
         self._renew(records)
         return records
 
@@ -118,17 +124,13 @@ class Arrays:
         hint = nearest(name, itertools.islice(known, COMPARED_NAMES)) if LABEL.fullmatch(name) else ""
         raise NotFound(f"no array has the name {name[:64]!r}{hint}")
 
-    def at(self, owner: str, text: str) -> Record:
+    def at(self, owner: str, text: str, epochs: Collection[str] = ()) -> Record:
         """The array that a path or a JSON call means: 32 hex digits are an id, anything else is a name.
 
         Raises:
             NotFound, Expired: as `find` and `named` do.
         """
-        return self.find(owner, bytes.fromhex(text)) if HEX_ID.fullmatch(text) else self.named(owner, text)
-
-    def info(self, owner: str, key: bytes) -> ArrayInfo:
-        """An array as its owner sees it; raises as `find` does."""
-        return self.describe(self.find(owner, key))
+        return self.find(owner, bytes.fromhex(text), epochs) if HEX_ID.fullmatch(text) else self.named(owner, text)
 
     def peek(self, owner: str, key: bytes) -> Record | None:
         """An array as it stands in the books, whether it is live or not."""

@@ -35,6 +35,7 @@ from .arrays import Arrays
 from .body import BodyReader, ClientGone
 from .connection import connection_of
 from .direct import direct_outputs, direct_reply
+from .epoch import epochs_of
 from .holders import told_to
 from .pins import HostCopy, Pins, copied_segments
 from .record import Record
@@ -176,7 +177,7 @@ class Calls:
         owner: str = scope["state"].get("owner", "")
         ids = _ids(head, upload)
         _check_ids(ids, head)
-        records = self.arrays.use(owner, [ids[row] for row in head.used])
+        records = self.arrays.use(owner, [ids[row] for row in head.used], epochs_of(scope)) if head.used else []
         reply = self._direct(head, records, receive_s=now - arrived)
         if reply is not None:
             return reply

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from shardserve_proto.errors import BY_CODE
 from shardserve_proto.frames import MEDIA_TYPE
-from shardserve_proto.messages import HEX_ID, LABEL
+from shardserve_proto.messages import EPOCH, EPOCH_FIELD, HEX_ID, LABEL
 
 from .npy import NPY_TYPE
 
@@ -127,6 +127,15 @@ ARRAY_BODIES: dict[str, Any] = {
     "response_class": Response,
     "responses": {200: {"description": "The array", "content": {NPY_TYPE: _BINARY, MEDIA_TYPE: _BINARY}}},
 }
+_EPOCH = {
+    "name": EPOCH_FIELD.title(),
+    "in": "header",
+    "description": "what the answer that brought the ids had in this field; then an id that was lost with an earlier "
+    "life of the server is told from one that never was (several with commas between them)",
+    "schema": {"type": "string", "pattern": f"^{EPOCH.pattern}(, *{EPOCH.pattern})*$"},
+}
+_WITH_IDS = ("/v1/call", "/v1/kernels/{name}", "/v1/arrays/{array}")
+_WITHOUT = ("get", "/v1/kernels/{name}")
 
 
 def describe(app: FastAPI) -> None:
@@ -148,8 +157,10 @@ def _document(app: FastAPI) -> dict[str, Any]:
     components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     document["security"] = [{"key": []}]
     error = {"description": "An error", "content": {"application/json": {"schema": _reference("Error")}}}
-    for path in document["paths"].values():
-        for operation in path.values():
+    for path, item in document["paths"].items():
+        for method, operation in item.items():
+            if path.startswith(_WITH_IDS) and (method, path) != _WITHOUT:
+                operation.setdefault("parameters", []).append(_EPOCH)
             operation["responses"].pop("422", None)  # FastAPI's own form, which this server does not use
             operation["responses"]["default"] = error
     return document

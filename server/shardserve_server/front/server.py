@@ -22,7 +22,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from shardserve_proto.errors import Draining
-from shardserve_proto.messages import EngineInfo
+from shardserve_proto.messages import EPOCH_FIELD, EngineInfo
 
 from ..link.descriptors import raise_descriptor_limit
 from ..link.log import configure_logging
@@ -214,6 +214,7 @@ def url_of(listener: socket.socket) -> str:
 
 def make_server(app: FastAPI, settings: Settings, *, on_listening: Callable[[], None] = lambda: None) -> FrontServer:
     """The server of an app."""
+    services: Services = app.state.services
     options: dict[str, Any] = {
         "http": partial(FrontProtocol, limits=ConnectionLimits.of(settings)),
         "ws": "none",
@@ -223,10 +224,10 @@ def make_server(app: FastAPI, settings: Settings, *, on_listening: Callable[[], 
         "access_log": False,
         "server_header": False,
         "proxy_headers": False,
+        "headers": [(EPOCH_FIELD, services.arrays.epoch)],
         "timeout_keep_alive": settings.keep_alive_s,
         "backlog": 1024,
     }
-    services: Services = app.state.services
     return FrontServer(
         uvicorn.Config(app, **options),
         stopping=services.stopping,

@@ -194,6 +194,6 @@ class Keeping:
         text = "&".join(f"{name}={quote(str(value))}" for name, value in query.items())
         return self.ask("POST", f"/v1/arrays?{text}", npy(array), **NPY)
 
-    def json(self, method: str, path: str, body: Any) -> Answer:
+    def json(self, method: str, path: str, body: Any, **headers: str) -> Answer:
         text = body if isinstance(body, bytes) else json.dumps(body).encode()
-        return self.ask(method, path, text, **{"Content-Type": "application/json"})
+        return self.ask(method, path, text, **{"Content-Type": "application/json"}, **headers)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shardserve_proto.errors import OutOfMemory
-from shardserve_proto.messages import ArrayInfo
+from shardserve_proto.messages import EPOCH_FIELD, ArrayInfo
 from shardserve_server.front.arrays import Arrays
 from shardserve_server.front.auth import Keys
 
@@ -29,9 +29,13 @@ def owners() -> Iterator[tuple[Keeping, Keeping]]:
         yield Keeping(served, key=KEYS["ann"]), Keeping(served, key=KEYS["bob"])
 
 
-def test_another_owner_s_array_is_answered_as_an_unknown_one_on_every_route(owners: tuple[Keeping, Keeping]) -> None:
+@pytest.mark.parametrize(("epoch", "status"), [({}, 404), ({EPOCH_FIELD: "0123456789abcdef"}, 410)])
+def test_another_owner_s_array_is_answered_as_an_unknown_one_on_every_route(
+    owners: tuple[Keeping, Keeping], epoch: dict[str, str], status: int
+) -> None:
     """C5: the answers are equal byte for byte, before the array is there, while it is, and after."""
     ann, bob = owners
+    bob.headers |= epoch
     key = secrets.token_hex(16)
 
     def answers() -> list[tuple[int, bytes]]:
@@ -51,7 +55,7 @@ def test_another_owner_s_array_is_answered_as_an_unknown_one_on_every_route(owne
             bob.ask("GET", "/v1/arrays"),
             bob.ask("GET", "/v1/arrays?name=secret"),
         ]
-        assert [answer.status for answer in found] == [404] * 10 + [200] * 3
+        assert [answer.status for answer in found] == [status] * 8 + [404] * 2 + [200] * 3
         return [(answer.status, answer.body) for answer in found]
 
     unknown = answers()

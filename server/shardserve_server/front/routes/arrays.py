@@ -21,6 +21,7 @@ from ...link.transfer import EngineReply, Upload
 from ..array_calls import get_header, put_header
 from ..body import BodyReader, check_media_type, content_length, headers_of
 from ..downloads import as_frame, as_npy
+from ..epoch import epochs_of
 from ..holders import holders_for, told_to
 from ..index import Slice, parse_index
 from ..json_calls import as_seconds
@@ -80,7 +81,7 @@ async def put_array(request: Request, query: Annotated[PutQuery, Query()]) -> Ar
     npy = await read_header(body.read, length=length)
     key = secrets.token_bytes(ID_BYTES) if query.id is None else bytes.fromhex(query.id)
     await _put(services, request, body, npy, key, query)
-    return services.arrays.info(owner, key)
+    return services.arrays.describe(services.arrays.find(owner, key))
 
 
 async def _put(
@@ -120,7 +121,7 @@ async def get_array(
     _check_query(request, {"slice"})
     services = services_of(request)
     services.engine.check_ready()
-    record = services.arrays.at(owner_of(request), array)
+    record = _named_in(request, array)
     is_frame = MEDIA_TYPE.encode() in headers_of(request.scope).get(b"accept", b"")
     dtype: str = record.info["dtype"]
     if not is_frame:
@@ -143,8 +144,7 @@ async def _get(services: Services, request: Request, record: Record, cut: Slice 
 
 @router.get("/v1/arrays/{array}/info", summary="What an array is, where it lies and how long it stays")
 async def array_info(array: str, request: Request) -> ArrayInfo:
-    arrays = services_of(request).arrays
-    return arrays.describe(arrays.at(owner_of(request), array))
+    return services_of(request).arrays.describe(_named_in(request, array))
 
 
 @router.put("/v1/arrays/{array}/lease", summary="Renew a lease, or pin an array", openapi_extra=LEASE_BODY)
@@ -153,7 +153,7 @@ async def lease_array(array: str, request: Request) -> ArrayInfo:
     """`{"ttl_s": 600}` begins a lease now (and unpins); `{"pinned": true}` ends it and keeps a host copy."""
     services = services_of(request)
     ttl_s = _read_lease(await read_json(request, json_length(request)))
-    record = _own(services, request, array)
+    record = _own(request, array)
     if ttl_s is None:
         await _pin(services, record)
     else:
@@ -184,9 +184,8 @@ async def _pin(services: Services, record: Record) -> None:
 
 @router.delete("/v1/arrays/{array}", status_code=204, summary="Delete an array; running calls keep it to their end")
 async def delete_array(array: str, request: Request) -> Response:
-    services = services_of(request)
-    record = _own(services, request, array)
-    services.arrays.delete(record.owner, [record.id])
+    record = _own(request, array)
+    services_of(request).arrays.delete(record.owner, [record.id])
     return Response(status_code=204)
 
 
@@ -223,13 +222,18 @@ async def memory(request: Request) -> MemoryInfo:
     )
 
 
-def _own(services: Services, request: Request, text: str) -> Record:
+def _named_in(request: Request, text: str) -> Record:
+    """The array that a path means."""
+    return services_of(request).arrays.at(owner_of(request), text, epochs_of(request.scope))
+
+
+def _own(request: Request, text: str) -> Record:
     """An array that this owner may change.
 
     Raises:
         Forbidden: it is declared.
     """
-    record = services.arrays.at(owner_of(request), text)
+    record = _named_in(request, text)
     if record.is_declared:
         raise Forbidden(
             f"array {record.name!r} is declared by the operator; everybody may use it, nobody may change it"
