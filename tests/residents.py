@@ -11,8 +11,8 @@ import numpy as np
 
 from shardserve_proto.dtypes import dtype_named, name_of
 from shardserve_proto.frames import decode_header, encode_header
+from shardserve_proto.handles import ID_BYTES
 from shardserve_proto.messages import (
-    ID_BYTES,
     ArrayArgument,
     CallReply,
     CallRequest,
@@ -24,7 +24,7 @@ from shardserve_proto.messages import (
     ids_segment,
 )
 from shardserve_proto.programs import Program, validate
-from shardserve_server.engine.engine import Engine, EngineReply
+from shardserve_server.engine.engine import CallResult, Engine
 
 Array = np.ndarray[Any, np.dtype[Any]]
 TRANSFER = Program(inputs=1, outputs=(0,))
@@ -43,7 +43,7 @@ class Outcome:
 
     values: list[Array]
     report: Report
-    reply: EngineReply
+    reply: CallResult
 
 
 def aligned(array: Array) -> Array:

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from shardserve_proto.errors import InvalidRequest
-from shardserve_proto.messages import HEX_ID, LABEL, ArrayInfo
+from shardserve_proto.handles import HEX_ID, LABEL
+from shardserve_proto.messages import ArrayInfo
 
 from ._exchanges import Exchange
 from ._listing import Ledger

@@ -7,7 +7,8 @@ from typing import Any, Generic, TypeVar
 
 from shardserve_proto.errors import BadReply, ShardserveError
 from shardserve_proto.frames import MEDIA_TYPE, Buffer
-from shardserve_proto.messages import EPOCH, EPOCH_FIELD, Report
+from shardserve_proto.handles import EPOCH, EPOCH_FIELD
+from shardserve_proto.messages import Report
 
 from ._arrays import handles_of
 from ._config import HTTPX_PIECE_BYTES, SMALL_BODY_BYTES

@@ -10,8 +10,9 @@ from typing import Any
 from shardserve_proto.abstract import Aval, Scope, evaluate_mapped, identity_mapping
 from shardserve_proto.errors import ProgramError
 from shardserve_proto.frames import Buffer, encode_frame, encode_header
+from shardserve_proto.handles import ID_BYTES
 from shardserve_proto.limits import LIMITS
-from shardserve_proto.messages import ID_BYTES, CallRequest, Keep, Precision, check_call
+from shardserve_proto.messages import CallRequest, Keep, Precision, check_call
 from shardserve_proto.programs import Mapping as AxisMapping
 from shardserve_proto.programs import Param, Program, validate
 from shardserve_proto.signatures import BUILTIN

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from .dtypes import dtype_named
 from .errors import BadFrame, ProgramError, TooLarge
 from .frames import Layout, lay_out
+from .handles import ID_BYTES, Label
 from .limits import LIMITS
 from .programs import Constant, Mapping, Program, WireModel, check_extent
 from .specs import Name, WireMesh, WireSpec, check_shape
 
 Precision: TypeAlias = Literal["highest", "high", "default"]
-#: Bytes of an array's id, which its client draws at random; paths and JSON write it as twice as many hex digits.
-ID_BYTES = 16
-#: The header field by which a server tells the epoch of the ids it knows; a request gives it back with such ids.
-EPOCH_FIELD = "shardserve-epoch"
-EPOCH = re.compile(r"[0-9a-f]{16}")
 
 
 class Segment(WireModel):
@@ -49,20 +44,6 @@ class ArrayArgument(WireModel):
 
 
 Argument: TypeAlias = SegmentArgument | ArrayArgument | Constant
-
-
-def _check_label(name: object) -> object:
-    if isinstance(name, str) and (not LABEL.fullmatch(name) or HEX_ID.fullmatch(name)):
-        raise ValueError(
-            "an array's name is a letter and at most 63 letters, digits or any of . _ - behind it; 32 hex digits "
-            "are an id"
-        )
-    return name
-
-
-HEX_ID = re.compile(r"[0-9a-f]{32}")
-LABEL = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}")
-Label: TypeAlias = Annotated[str, BeforeValidator(_check_label)]
 
 
 class Keep(WireModel):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import shardserve as ss
-from shardserve_proto.messages import EPOCH_FIELD
+from shardserve_proto.handles import EPOCH_FIELD
 
 from .serving import launch
 

@@ -47,7 +47,7 @@ ADOPTED_BYTES = 2**20
 
 
 @dataclass(frozen=True)
-class EngineReply:
+class CallResult:
     """A reply.
 
     Attributes:
@@ -90,7 +90,7 @@ class RunningCall:
     segments: Sequence[np.ndarray[Any, Any]]
     allocate: Allocate
     deadline: float | None
-    future: Future[EngineReply]
+    future: Future[CallResult]
     around: Surroundings
     stored: Sequence[Stored | None] = ()
     owner: str = ""
@@ -261,7 +261,7 @@ class RunningCall:
         self.future.set_result(reply)
         self._end(keeps_reservation=reply.stream is not None)
 
-    def _reply(self) -> EngineReply:
+    def _reply(self) -> CallResult:
         executable = self._executable
         assert executable is not None  # noqa: S101 - set before anything was launched
         results = list(zip(self._results, executable.outputs, self.plan.kept, strict=True))
@@ -273,7 +273,7 @@ class RunningCall:
         stream = Stream(data, keeps=self.stored, on_close=self._release) if is_stream else None
         self.lap("gather")
         header = executable.reply(self.plan, compiled=self.compiled, phases_s=self.phases)
-        return EngineReply(header, segments, stream, stored, adopted)
+        return CallResult(header, segments, stream, stored, adopted)
 
     def _keep(self, results: Sequence[tuple[jax.Array, Where, Keep]]) -> tuple[tuple[Kept, ...], bool]:
         """Keep results; whether one of them lies in the call's own segments."""

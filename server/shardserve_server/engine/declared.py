@@ -35,7 +35,8 @@ from pydantic import Field
 from shardserve_proto.abstract import Aval
 from shardserve_proto.dtypes import is_supported, name_of, to_wire_order
 from shardserve_proto.errors import InvalidRequest, ShardserveError
-from shardserve_proto.messages import HEX_ID, ID_BYTES, LABEL, ArrayInfo
+from shardserve_proto.handles import HEX_ID, ID_BYTES, LABEL
+from shardserve_proto.messages import ArrayInfo
 from shardserve_proto.programs import WireModel, validate
 from shardserve_proto.specs import AUTO, Axes, P, Spec, check_spec
 

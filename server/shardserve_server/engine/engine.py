@@ -25,7 +25,7 @@ from shardserve_proto.messages import ArrayArgument, ArrayInfo, EngineInfo
 from shardserve_proto.specs import MeshShape
 
 from ..kernels import Registry, default_registry
-from .call import Allocate, EngineReply, RunningCall, Surroundings, named
+from .call import Allocate, CallResult, RunningCall, Surroundings, named
 from .compile_cache import CompileCache
 from .declared import Library, load_declared
 from .devices import find_devices
@@ -37,7 +37,7 @@ from .mesh import Meshes, configure_jax
 from .plan import Plan, Planner
 from .store import Store, Stored
 
-__all__ = ["Engine", "EngineReply", "EngineSettings"]
+__all__ = ["CallResult", "Engine", "EngineSettings"]
 
 #: So many of the largest holders of memory are told.
 HOLDERS_TOLD = 20
@@ -108,8 +108,8 @@ class Engine:
         self._one = Lane("one", in_flight=1 if is_cpu else 4, finishers=self._finishers)
         self._transfers = Lane("transfers", in_flight=4, finishers=self._finishers)
         self._around = Surroundings(Store(ledger := Ledger(self._memory_bytes)), ledger)
-        self._running: set[Future[EngineReply]] = set()
-        self._compiling: set[Future[EngineReply]] = set()
+        self._running: set[Future[CallResult]] = set()
+        self._compiling: set[Future[CallResult]] = set()
         self._lock = threading.Lock()
         self._declared = self._declare()
 
@@ -157,7 +157,7 @@ class Engine:
         streams: bool = False,
         deadline: float | None = None,
         receive_s: float = 0.0,
-    ) -> Future[EngineReply]:
+    ) -> Future[CallResult]:
         """Run a call.
 
         Arguments:
@@ -170,10 +170,10 @@ class Engine:
             deadline: `time.monotonic()` after which the call is not launched any more.
             receive_s: seconds that the front spent receiving, for the report.
 
-        Returns: a future that ends in an `EngineReply` or a `ShardserveError`. `cancel()` drops a call that was not
+        Returns: a future that ends in an `CallResult` or a `ShardserveError`. `cancel()` drops a call that was not
             launched yet.
         """
-        future: Future[EngineReply] = Future()
+        future: Future[CallResult] = Future()
         try:
             plan, stored = self._look_up(header, owner, ids)
             executable = self._at_hand(plan)
@@ -274,7 +274,7 @@ class Engine:
     def _build(self, plan: Plan) -> Executable:
         return build(plan, self._registry, self._meshes, memory_bytes=self._memory_bytes)
 
-    def _enter(self, future: Future[EngineReply], waiting: set[Future[EngineReply]]) -> None:
+    def _enter(self, future: Future[CallResult], waiting: set[Future[CallResult]]) -> None:
         """Count a call until it ends. Calls that are compiled do not take the places of those that are ready.
 
         Raises:

@@ -16,7 +16,8 @@ from typing import Any
 from cachetools import LRUCache
 
 from shardserve_proto.errors import Expired, Forbidden, NameTaken, NotFound, QuotaExceeded, nearest
-from shardserve_proto.messages import HEX_ID, LABEL, ArrayInfo, Keep
+from shardserve_proto.handles import HEX_ID, LABEL
+from shardserve_proto.messages import ArrayInfo, Keep
 
 from ..link.messages import DECLARED
 from .epoch import new_epoch

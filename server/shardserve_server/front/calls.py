@@ -23,8 +23,9 @@ from shardserve_proto.frames import (
     encode_prelude,
     lay_out,
 )
+from shardserve_proto.handles import ID_BYTES
 from shardserve_proto.limits import LIMITS
-from shardserve_proto.messages import ID_BYTES, ArrayArgument, CallRequest, Keep, Precision, check_call, frame_layout
+from shardserve_proto.messages import ArrayArgument, CallRequest, Keep, Precision, check_call, frame_layout
 from shardserve_proto.programs import validate
 
 from ..link.buffers import BufferPool

@@ -12,7 +12,7 @@ import secrets
 from starlette.types import Scope
 
 from shardserve_proto.errors import InvalidRequest
-from shardserve_proto.messages import EPOCH, EPOCH_FIELD
+from shardserve_proto.handles import EPOCH, EPOCH_FIELD
 
 _FIELD = EPOCH_FIELD.encode()
 

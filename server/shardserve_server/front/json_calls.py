@@ -14,8 +14,9 @@ import numpy as np
 from shardserve_proto.dtypes import name_of, to_wire_order
 from shardserve_proto.errors import InvalidRequest, nearest
 from shardserve_proto.frames import encode_header
+from shardserve_proto.handles import HEX_ID, ID_BYTES
 from shardserve_proto.limits import LIMITS
-from shardserve_proto.messages import HEX_ID, ID_BYTES, CallRequest
+from shardserve_proto.messages import CallRequest
 from shardserve_proto.programs import validate
 from shardserve_proto.specs import Axes, parse_axes, parse_resources
 

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from shardserve_proto.errors import BY_CODE
 from shardserve_proto.frames import MEDIA_TYPE
-from shardserve_proto.messages import EPOCH, EPOCH_FIELD, HEX_ID, LABEL
+from shardserve_proto.handles import EPOCH, EPOCH_FIELD, HEX_ID, LABEL
 
 from .npy import NPY_TYPE
 

@@ -22,7 +22,8 @@ import uvicorn
 from fastapi import FastAPI
 
 from shardserve_proto.errors import Draining
-from shardserve_proto.messages import EPOCH_FIELD, EngineInfo
+from shardserve_proto.handles import EPOCH_FIELD
+from shardserve_proto.messages import EngineInfo
 
 from ..link.descriptors import raise_descriptor_limit
 from ..link.log import configure_logging

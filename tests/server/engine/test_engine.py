@@ -26,7 +26,7 @@ from shardserve_proto.errors import (
 )
 from shardserve_proto.frames import encode_header
 from shardserve_proto.signatures import Signature
-from shardserve_server.engine.engine import Engine, EngineReply, EngineSettings
+from shardserve_server.engine.engine import CallResult, Engine, EngineSettings
 from shardserve_server.kernels import Context, Kernel, default_registry
 from tests.calls import encode, mapping, run
 
@@ -109,7 +109,7 @@ def test_one_call_more_than_the_queue_holds_is_refused_with_a_time_to_retry(
 
 
 def test_a_call_that_is_cancelled_before_its_launch_leaves_the_queue(gated: Engine, gate: threading.Event) -> None:
-    future: Future[EngineReply] = gated.submit(*encode("gated", np.arange(3.0)))
+    future: Future[CallResult] = gated.submit(*encode("gated", np.arange(3.0)))
     assert future.cancel()
     gate.set()
     with pytest.raises(CancelledError):

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from shardserve_proto.errors import OutOfMemory
-from shardserve_proto.messages import EPOCH_FIELD, ArrayInfo
+from shardserve_proto.handles import EPOCH_FIELD
+from shardserve_proto.messages import ArrayInfo
 from shardserve_server.front.arrays import Arrays
 from shardserve_server.front.auth import Keys
 

@@ -10,7 +10,8 @@ import pytest
 
 from shardserve_proto.errors import Expired, InvalidRequest, NotFound
 from shardserve_proto.frames import MEDIA_TYPE, encode_frame, encode_header
-from shardserve_proto.messages import EPOCH, EPOCH_FIELD, ArrayArgument, CallRequest, ids_segment
+from shardserve_proto.handles import EPOCH, EPOCH_FIELD
+from shardserve_proto.messages import ArrayArgument, CallRequest, ids_segment
 from shardserve_proto.programs import Program
 from shardserve_server.front.epoch import epochs_of, new_epoch
 from shardserve_server.settings import Settings

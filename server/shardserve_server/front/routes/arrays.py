@@ -14,7 +14,8 @@ from starlette.responses import Response
 
 from shardserve_proto.errors import Forbidden, InvalidRequest, UnsupportedMediaType, nearest
 from shardserve_proto.frames import MEDIA_TYPE
-from shardserve_proto.messages import HEX_ID, ID_BYTES, ArrayInfo, Keep, Label, MemoryInfo
+from shardserve_proto.handles import HEX_ID, ID_BYTES, Label
+from shardserve_proto.messages import ArrayInfo, Keep, MemoryInfo
 from shardserve_proto.programs import validate
 
 from ...link.transfer import EngineReply, Upload
