@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -54,8 +54,9 @@ def listening_ports(pid: int) -> set[int]:
     """TCP and UDP ports that a process listens on, as `ss -ltnp` tells them."""
     sockets = set()
     for link in Path(f"/proc/{pid}/fd").iterdir():
-        found = re.fullmatch(r"socket:\[(\d+)\]", os.readlink(link))
-        sockets |= {found[1]} if found else set()
+        with suppress(FileNotFoundError):  # closed meanwhile
+            found = re.fullmatch(r"socket:\[(\d+)\]", os.readlink(link))
+            sockets |= {found[1]} if found else set()
     ports = set()
     for kind, state in (("tcp", "0A"), ("tcp6", "0A"), ("udp", "07"), ("udp6", "07")):
         for line in Path(f"/proc/net/{kind}").read_text().splitlines()[1:]:

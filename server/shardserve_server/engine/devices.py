@@ -6,6 +6,7 @@ import importlib.util
 import os
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -167,10 +168,12 @@ def holders(files: Iterable[str]) -> tuple[str, ...]:
 
 
 def _open_files(process: Path) -> set[str]:
-    try:
-        return {os.readlink(link) for link in (process / "fd").iterdir()}
-    except OSError:  # another user's, or gone
-        return set()
+    found = set()
+    with suppress(OSError):  # another user's, or gone
+        for link in (process / "fd").iterdir():
+            with suppress(OSError):  # closed meanwhile
+                found.add(os.readlink(link))
+    return found
 
 
 def _name(process: Path) -> str:

@@ -82,7 +82,19 @@ def test_a_backend_that_fails_in_any_way_becomes_the_sentence(platform: str, mon
         find_devices(platform)
 
 
-def test_who_holds_a_device_is_found_by_its_open_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("closed", ["none", "0"])
+def test_who_holds_a_device_is_found_by_its_open_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closed: str
+) -> None:
+    """Also when another of its files is closed while they are looked at."""
+    real = os.readlink
+
+    def readlink(link: Path) -> str:
+        if link.name == closed:
+            raise FileNotFoundError(link)
+        return real(link)
+
+    monkeypatch.setattr(os, "readlink", readlink)
     device = tmp_path / "accel0"
     device.touch()
     program = f"import sys; held = open({str(device)!r}); print('open', flush=True); sys.stdin.read()"
