@@ -120,7 +120,8 @@ class ResidentMethods(Generic[R]):
         Returns: a `RemoteArray`, which is not released with its last object.
 
         Raises:
-            NotFound: no such array, with the nearest name.
+            NotFound: no such array, with the nearest name; nor one that was lost when the server was started anew,
+                since only a handle tells when its id was known.
             Expired: its lease is over, or it was lost with an engine.
         """
         return self._drive(self._attach_steps(name))

@@ -154,7 +154,7 @@ class NameTaken(ShardserveError, ValueError):
 
 
 class Expired(ShardserveError, LookupError):
-    """The lease is over, or the array was lost with its engine."""
+    """The lease is over, or the array was lost with its engine or server."""
 
     code, status = "expired", 410
 

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 import shardserve as ss
+from shardserve_proto.errors import EngineStarting
 from shardserve_proto.handles import EPOCH_FIELD
 
 from .conftest import RawServer
 from .handles import answer, handle, kept
-from .replies import frame, http
+from .replies import frame, http, refusal
 
 ONE, TWO = "1" * 16, "2" * 16
 INFO = {
@@ -43,6 +44,14 @@ def test_a_handle_remembers_the_epoch_of_the_answer_that_gave_it(raw_server: Sta
         assert made.lease.ttl_s == 5.0
         made.renew(5)
     assert [epochs_in(request) for request in server.requests] == [[], [], [ONE], [ONE]]
+
+
+def test_of_several_tries_the_answer_that_counts_gives_the_epoch(raw_server: Start) -> None:
+    busy = refusal(EngineStarting("the engine is loading", retry_after_s=0.01))
+    server = raw_server(told(ONE, busy), told(TWO, kept((3,), dtype="float64")))
+    with ss.Client(server.url) as client:
+        assert client.put(np.zeros(3), name="w").epoch == TWO
+    assert len(server.requests) == 2
 
 
 def test_a_call_tells_the_epochs_of_all_its_handles_and_no_other_does(raw_server: Start) -> None:

@@ -85,11 +85,11 @@ def create_app(
     app.state.services = services
     app.add_middleware(Door, stopping=stopping)
     app.add_middleware(Gate, keys=keys)
-    app.add_middleware(ErrorBoundary)  # the last added is the outermost
+    app.add_middleware(ErrorBoundary, epoch=arrays.epoch)  # the last added is the outermost
     app.add_exception_handler(HTTPException, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
     endpoint = CallEndpoint(calls, body_bytes=settings.body_bytes)
-    app.hot = ErrorBoundary(Gate(Door(endpoint, stopping), keys))
+    app.hot = ErrorBoundary(Gate(Door(endpoint, stopping), keys), arrays.epoch)
     app.router.add_route(PATH, endpoint, methods=["POST"])  # type: ignore[arg-type]
     for router in ROUTERS:
         app.include_router(router)

@@ -10,32 +10,25 @@ import itertools
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Any
 
-from cachetools import LRUCache
-
-from shardserve_proto.errors import Expired, Forbidden, NameTaken, NotFound, QuotaExceeded, nearest
-from shardserve_proto.handles import HEX_ID, LABEL
+from shardserve_proto.errors import Expired, Forbidden, NameTaken, QuotaExceeded
+from shardserve_proto.handles import HEX_ID
 from shardserve_proto.messages import ArrayInfo, Keep
 
 from ..link.messages import DECLARED
-from .epoch import new_epoch
+from .absent import Absent
+from .epoch import NO_EPOCHS
 from .leases import Leases
 from .pins import HostCopy
-from .record import KeepsArrays, Key, Record, Space, digest_of
+from .record import KeepsArrays, Record, Space, digest_of
 
-#: Ids of arrays that are gone, with the reason; and names of those that went by themselves.
-GONE_REMEMBERED = 100_000
-GONE_NAMES_REMEMBERED = 10_000
 #: An array whose label moved to another one lives on so long after each use.
 REPLACED_TTL_S = 60.0
-#: So many names are compared for a "did you mean".
-COMPARED_NAMES = 200
 #: Seconds after which a full quota is worth another try, at most.
 QUOTA_RETRY_S = 60.0
 _LOST = "it was lost when the engine died; put it again, or pin it with pinned=True"
-_LOST_WITH_FRONT = "it was lost when the server was started anew; put it again"
 _UNDECLARED = "the operator's table does not have it any more, or has another array under its name"
 
 #: What the engine tells of an array.
@@ -54,15 +47,14 @@ class Arrays:
     def __init__(
         self, engine: KeepsArrays, *, ttl_s: float, most: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.epoch = new_epoch()  # of the ids that are known here
         self._engine = engine
         self._ttl_s = ttl_s
         self._most = most
         self._clock = clock
         self._spaces: defaultdict[str, Space] = defaultdict(Space)
         self._pinned_bytes = 0
-        self._gone: LRUCache[Key, str] = LRUCache(GONE_REMEMBERED)
-        self._gone_names: LRUCache[tuple[str, str], str] = LRUCache(GONE_NAMES_REMEMBERED)
+        self._absent = Absent()
+        self._has_table = False
         self._leases = Leases(lambda: list(self))
 
     def __len__(self) -> int:
@@ -72,13 +64,18 @@ class Arrays:
         return iter([record for space in self._spaces.values() for record in space.records.values()])
 
     @property
+    def epoch(self) -> str:
+        """The epoch of the ids that are known here."""
+        return self._absent.epoch
+
+    @property
     def pinned_bytes(self) -> int:
         """Host memory of all pinned arrays."""
         return self._pinned_bytes
 
     # --- looking up --------------------------------------------------------------------------------------------------
 
-    def find(self, owner: str, key: bytes, epochs: Collection[str] = ()) -> Record:
+    def find(self, owner: str, key: bytes, epochs: Set[str] = NO_EPOCHS) -> Record:
         """An array that its owner, or everybody, may use; this does not count as a use.
 
         Arguments:
@@ -87,16 +84,19 @@ class Arrays:
         Raises:
             NotFound: unknown, or somebody else's: the answer is the same.
             Expired: its lease is over, or it was lost with the engine, or with an earlier front.
+            EngineStarting, EngineLost: nothing is known to be absent before the declared arrays are there.
         """
         record = self.peek(owner, key) or self.peek(DECLARED, key)
         if record is not None and self._is_live(record):
             return record
-        reason = self._gone.get((owner, key)) or self._gone.get((DECLARED, key))
-        if reason is None and all(epoch == self.epoch for epoch in epochs):
-            raise NotFound(f"there is no array {key.hex()}")
-        raise Expired(f"array {key.hex()}: {reason or _LOST_WITH_FRONT}")
+        self._check_table()
+        raise self._absent.by_id(owner, key, epochs)
 
-    def use(self, owner: str, keys: Iterable[bytes], epochs: Collection[str] = ()) -> list[Record]:
+    def _check_table(self) -> None:
+        if not self._has_table:
+            self._engine.check_ready()
+
+    def use(self, owner: str, keys: Iterable[bytes], epochs: Set[str] = NO_EPOCHS) -> list[Record]:
         """Arrays of a call; their leases begin anew. Raises as `find` does."""
         records = [self.find(owner, key, epochs) for key in keys]
         self._renew(records)
@@ -113,25 +113,27 @@ class Arrays:
         Raises:
             NotFound: none has it, with the nearest label of this owner.
             Expired: the lease of the one that had it is over, or it was lost with the engine.
+            EngineStarting, EngineLost: as `find`.
         """
         for space in (owner, DECLARED):
             record = self._spaces[space].names.get(name)
             if record is not None and self._is_live(record):
                 return record
-        reason = self._gone_names.get((owner, name))
-        if reason is not None:
-            raise Expired(f"array {name!r}: {reason}")
+        self._check_table()
         known = itertools.chain(self._spaces[owner].names, self._spaces[DECLARED].names)
-        hint = nearest(name, itertools.islice(known, COMPARED_NAMES)) if LABEL.fullmatch(name) else ""
-        raise NotFound(f"no array has the name {name[:64]!r}{hint}")
+        raise self._absent.by_name(owner, name, known)
 
-    def at(self, owner: str, text: str, epochs: Collection[str] = ()) -> Record:
+    def at(self, owner: str, text: str, epochs: Set[str] = NO_EPOCHS) -> Record:
         """The array that a path or a JSON call means: 32 hex digits are an id, anything else is a name.
 
         Raises:
-            NotFound, Expired: as `find` and `named` do.
+            NotFound, Expired, EngineStarting, EngineLost: as `find` and `named` do.
         """
         return self.find(owner, bytes.fromhex(text), epochs) if HEX_ID.fullmatch(text) else self.named(owner, text)
+
+    def info(self, owner: str, key: bytes) -> ArrayInfo:
+        """An array as its owner sees it; raises as `find` does."""
+        return self.describe(self.find(owner, key))
 
     def peek(self, owner: str, key: bytes) -> Record | None:
         """An array as it stands in the books, whether it is live or not."""
@@ -230,7 +232,8 @@ class Arrays:
         new = [(record, keep) for record, keep in kept if not record.is_settled]
         for record, keep in new:
             if self.peek(*record.key) is not record:
-                raise Expired(f"array {record.id.hex()}: {self._gone.get(record.key, 'another one has its id now')}")
+                reason = self._absent.reason(record.key) or "another one has its id now"
+                raise Expired(f"array {record.id.hex()}: {reason}")
             self._check_name(record.owner, record.id, keep)
         for record, keep in new:
             record.is_settled = True
@@ -253,7 +256,7 @@ class Arrays:
         fresh = {info.name: info for info in declared if info.name is not None}
         space = self._spaces[DECLARED]
         for record in space.records.values():
-            self._gone[record.key] = _UNDECLARED
+            self._absent.note(record.key, _UNDECLARED)
         space.records.clear()
         space.names.clear()
         for name, info in fresh.items():
@@ -262,11 +265,12 @@ class Arrays:
                 DECLARED, bytes.fromhex(info.id), fields, name, None, False, self._engine.starts, b"", now, now
             )
             space.records[record.id] = space.names[name] = record
-            self._gone.pop(record.key, None)
+            self._absent.forget(record.key)
+        self._has_table = True
 
     def _enter(self, record: Record) -> None:
         self._spaces[record.owner].records[record.id] = record
-        self._gone.pop(record.key, None)
+        self._absent.forget(record.key)
         self._schedule(record)
 
     def _label(self, record: Record, name: str) -> None:
@@ -277,7 +281,7 @@ class Arrays:
             self._shorten(old)
         names[name] = record
         record.name = name
-        self._gone_names.pop((record.owner, name), None)
+        self._absent.forget_name(record.owner, name)
 
     def _shorten(self, record: Record) -> None:
         """Running calls have what they need; whoever holds the handle has a last chance to use it."""
@@ -377,22 +381,18 @@ class Arrays:
         return False
 
     def _drop(self, record: Record, reason: str) -> None:
-        is_there, name = record.life == self._engine.starts, record.name
-        if not self._forget(record, reason):
-            return
-        if name is not None:
-            self._gone_names[record.owner, name] = reason
-        if is_there:
+        is_there = record.life == self._engine.starts
+        if self._forget(record, reason, by_itself=True) and is_there:
             self._engine.delete(record.owner, [record.id])
 
-    def _forget(self, record: Record, reason: str) -> bool:
+    def _forget(self, record: Record, reason: str, *, by_itself: bool = False) -> bool:
         space = self._spaces[record.owner]
         if space.records.get(record.id) is not record:
             return False
         del space.records[record.id]
         if record.name is not None and space.names.get(record.name) is record:
             del space.names[record.name]
-        self._gone[record.key] = reason
+        self._absent.note(record.key, reason, name=record.name if by_itself else None)
         self._unpin(record)
         return True
 

@@ -14,6 +14,7 @@ from starlette.types import Scope
 from shardserve_proto.errors import InvalidRequest
 from shardserve_proto.handles import EPOCH, EPOCH_FIELD
 
+NO_EPOCHS: frozenset[str] = frozenset()
 _FIELD = EPOCH_FIELD.encode()
 
 
@@ -28,13 +29,13 @@ def epochs_of(scope: Scope) -> frozenset[str]:
     Raises:
         InvalidRequest: the field is not a list of epochs.
     """
-    given = next((value for name, value in scope["headers"] if name == _FIELD), None)
-    if given is None:
-        return frozenset()
-    epochs = [entry.strip() for entry in given.decode("latin-1").split(",")]
+    given = b",".join(value for name, value in scope["headers"] if name == _FIELD)
+    if not given:
+        return NO_EPOCHS
+    epochs = frozenset(entry.strip() for entry in given.decode("latin-1").split(",")) - {""}
     if not all(map(EPOCH.fullmatch, epochs)):
         raise InvalidRequest(
             f"{EPOCH_FIELD} is what the server's answers have, 16 hex digits (several with commas between them), not "
             f"{given[:64].decode('latin-1')!r}"
         )
-    return frozenset(epochs)
+    return epochs

@@ -11,6 +11,7 @@ from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shardserve_proto.errors import Draining, InvalidRequest, MethodNotAllowed, NotFound, ShardserveError
+from shardserve_proto.handles import EPOCH_FIELD
 
 from ..link.tracebacks import forget_frames
 from .body import ClientGone
@@ -19,13 +20,17 @@ from .telemetry import named_error, server_timing
 
 
 class ErrorBoundary:
-    """Turns exceptions into error replies and adds `Server-Timing` where a route did not; plain ASGI.
+    """Turns exceptions into error replies, and gives every reply the epoch and a `Server-Timing`; plain ASGI.
 
     An exception that comes after the reply has begun can only cut the connection.
+
+    Arguments:
+        epoch: of the ids that the app knows.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, epoch: str) -> None:
         self.app = app
+        self._epoch = (EPOCH_FIELD.encode(), epoch.encode())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -38,7 +43,7 @@ class ErrorBoundary:
             nonlocal has_begun
             if message["type"] == "http.response.start":
                 has_begun = True
-                _add_timing(message, time.monotonic() - arrived)
+                message["headers"] = self._completed(message, time.monotonic() - arrived)
             await send(message)
 
         scope.setdefault("state", {})["arrived"] = arrived
@@ -55,12 +60,12 @@ class ErrorBoundary:
             leaves_body = connection is not None and connection.must_close()
             await send_error(named, send_timed, close=leaves_body or isinstance(named, Draining))
 
-
-def _add_timing(message: Message, seconds: float) -> None:
-    headers = list(message.get("headers", ()))
-    if not any(name == b"server-timing" for name, _ in headers):
-        headers.append((b"server-timing", server_timing({"total": seconds})))
-        message["headers"] = headers
+    def _completed(self, message: Message, seconds: float) -> list[tuple[bytes, bytes]]:
+        """The fields of a reply; the route may have timed it better."""
+        headers = [*message.get("headers", ()), self._epoch]
+        if not any(name == b"server-timing" for name, _ in headers):
+            headers.append((b"server-timing", server_timing({"total": seconds})))
+        return headers
 
 
 async def send_error(error: ShardserveError, send: Send, *, close: bool) -> None:

@@ -15,6 +15,18 @@ from shardserve_proto.handles import EPOCH, EPOCH_FIELD, HEX_ID, LABEL
 from .npy import NPY_TYPE
 
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
+#: Of what takes ids.
+WITH_IDS: dict[str, Any] = {
+    "parameters": [
+        {
+            "name": EPOCH_FIELD.title(),
+            "in": "header",
+            "description": "what the answer that brought the ids had in this field; then an id that was lost with an "
+            "earlier life of the server is told from one that never was (several with commas between them)",
+            "schema": {"type": "string", "pattern": f"^{EPOCH.pattern}(, *{EPOCH.pattern})*$"},
+        }
+    ]
+}
 _CALL = {
     "summary": "Run a program: a frame in, a frame out",
     "description": (
@@ -22,6 +34,7 @@ _CALL = {
         "The reply is a frame with the header CallReply. The wire format is described in proto_schemas/SPEC.md."
     ),
     "operationId": "call",
+    **WITH_IDS,
     "requestBody": {"required": True, "content": {MEDIA_TYPE: _BINARY}},
     "responses": {"200": {"description": "The outputs and the report", "content": {MEDIA_TYPE: _BINARY}}},
 }
@@ -79,7 +92,7 @@ _JSON_BODY = {
     },
 }
 #: What FastAPI cannot know of a body that it does not parse.
-JSON_CALL: dict[str, Any] = {
+JSON_CALL: dict[str, Any] = WITH_IDS | {
     "requestBody": {
         "required": True,
         "content": {
@@ -96,7 +109,7 @@ def _json_body(schema: dict[str, Any]) -> dict[str, Any]:
 NPY_BODY: dict[str, Any] = {
     "requestBody": {"required": True, "content": {NPY_TYPE: _BINARY, "application/octet-stream": _BINARY}},
 }
-LEASE_BODY = _json_body(
+LEASE_BODY = WITH_IDS | _json_body(
     {
         "oneOf": [
             {
@@ -125,17 +138,9 @@ RELEASE_BODY = _json_body(
 #: What a download is.
 ARRAY_BODIES: dict[str, Any] = {
     "response_class": Response,
+    "openapi_extra": WITH_IDS,
     "responses": {200: {"description": "The array", "content": {NPY_TYPE: _BINARY, MEDIA_TYPE: _BINARY}}},
 }
-_EPOCH = {
-    "name": EPOCH_FIELD.title(),
-    "in": "header",
-    "description": "what the answer that brought the ids had in this field; then an id that was lost with an earlier "
-    "life of the server is told from one that never was (several with commas between them)",
-    "schema": {"type": "string", "pattern": f"^{EPOCH.pattern}(, *{EPOCH.pattern})*$"},
-}
-_WITH_IDS = ("/v1/call", "/v1/kernels/{name}", "/v1/arrays/{array}")
-_WITHOUT = ("get", "/v1/kernels/{name}")
 
 
 def describe(app: FastAPI) -> None:
@@ -157,10 +162,8 @@ def _document(app: FastAPI) -> dict[str, Any]:
     components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     document["security"] = [{"key": []}]
     error = {"description": "An error", "content": {"application/json": {"schema": _reference("Error")}}}
-    for path, item in document["paths"].items():
-        for method, operation in item.items():
-            if path.startswith(_WITH_IDS) and (method, path) != _WITHOUT:
-                operation.setdefault("parameters", []).append(_EPOCH)
+    for path in document["paths"].values():
+        for operation in path.values():
             operation["responses"].pop("422", None)  # FastAPI's own form, which this server does not use
             operation["responses"]["default"] = error
     return document

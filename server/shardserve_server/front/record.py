@@ -24,6 +24,8 @@ class KeepsArrays(Protocol):
 
     starts: int
 
+    def check_ready(self) -> object: ...
+
     def delete(self, owner: str, ids: Sequence[bytes], *, undo: bool = False) -> None: ...
 
 

@@ -22,7 +22,6 @@ import uvicorn
 from fastapi import FastAPI
 
 from shardserve_proto.errors import Draining
-from shardserve_proto.handles import EPOCH_FIELD
 from shardserve_proto.messages import EngineInfo
 
 from ..link.descriptors import raise_descriptor_limit
@@ -215,7 +214,6 @@ def url_of(listener: socket.socket) -> str:
 
 def make_server(app: FastAPI, settings: Settings, *, on_listening: Callable[[], None] = lambda: None) -> FrontServer:
     """The server of an app."""
-    services: Services = app.state.services
     options: dict[str, Any] = {
         "http": partial(FrontProtocol, limits=ConnectionLimits.of(settings)),
         "ws": "none",
@@ -225,10 +223,10 @@ def make_server(app: FastAPI, settings: Settings, *, on_listening: Callable[[], 
         "access_log": False,
         "server_header": False,
         "proxy_headers": False,
-        "headers": [(EPOCH_FIELD, services.arrays.epoch)],
         "timeout_keep_alive": settings.keep_alive_s,
         "backlog": 1024,
     }
+    services: Services = app.state.services
     return FrontServer(
         uvicorn.Config(app, **options),
         stopping=services.stopping,

@@ -35,6 +35,9 @@ class Devices:
     freed_twice: int = 0
     messages: int = 0
 
+    def check_ready(self) -> None:
+        pass
+
     def delete(self, owner: str, ids: Sequence[bytes], *, undo: bool = False) -> None:  # noqa: ARG002
         self.messages += 1
         for key in ids:

@@ -10,7 +10,7 @@ import pytest
 
 from shardserve_proto.errors import Expired, Forbidden, NameTaken, NotFound, QuotaExceeded
 from shardserve_proto.messages import ArrayInfo, Keep
-from shardserve_server.front import arrays as module
+from shardserve_server.front import absent as module
 from shardserve_server.front.arrays import QUOTA_RETRY_S, REPLACED_TTL_S
 from shardserve_server.front.leases import STALE_ENDS
 from shardserve_server.front.pins import HostCopy

@@ -9,7 +9,7 @@ import pytest
 
 from shardserve_proto.errors import Expired, NameTaken, NotFound
 from shardserve_proto.messages import Keep
-from shardserve_server.front import arrays as module
+from shardserve_server.front import absent as module
 from shardserve_server.front.pins import HostCopy
 from shardserve_server.front.record import Record
 
@@ -143,7 +143,7 @@ def test_labels_of_what_is_gone_are_bounded() -> None:
         registry.put(name=f"w{number}", ttl_s=1.0)
     registry.clock.now += 1
     registry.arrays.sweep()
-    assert len(registry.arrays._gone_names) == module.GONE_NAMES_REMEMBERED
+    assert len(registry.arrays._absent._names) == module.GONE_NAMES_REMEMBERED
 
 
 def test_pinned_bytes_are_those_of_the_copies_that_there_are(registry: Registry) -> None:

@@ -27,7 +27,7 @@ from ..holders import holders_for, told_to
 from ..index import Slice, parse_index
 from ..json_calls import as_seconds
 from ..npy import NPY_TYPE, NpyHeader, check_form, encode_header, read_header
-from ..openapi import ARRAY_BODIES, LEASE_BODY, NPY_BODY, RELEASE_BODY
+from ..openapi import ARRAY_BODIES, LEASE_BODY, NPY_BODY, RELEASE_BODY, WITH_IDS
 from ..record import Record
 from ..services import Services, owner_of, services_of
 from .bodies import json_length, read_json
@@ -82,7 +82,7 @@ async def put_array(request: Request, query: Annotated[PutQuery, Query()]) -> Ar
     npy = await read_header(body.read, length=length)
     key = secrets.token_bytes(ID_BYTES) if query.id is None else bytes.fromhex(query.id)
     await _put(services, request, body, npy, key, query)
-    return services.arrays.describe(services.arrays.find(owner, key))
+    return services.arrays.info(owner, key)
 
 
 async def _put(
@@ -143,7 +143,11 @@ async def _get(services: Services, request: Request, record: Record, cut: Slice 
     return await services.calls.run(header, head, upload, scope=request.scope)
 
 
-@router.get("/v1/arrays/{array}/info", summary="What an array is, where it lies and how long it stays")
+@router.get(
+    "/v1/arrays/{array}/info",
+    summary="What an array is, where it lies and how long it stays",
+    openapi_extra=WITH_IDS,
+)
 async def array_info(array: str, request: Request) -> ArrayInfo:
     return services_of(request).arrays.describe(_named_in(request, array))
 
@@ -183,7 +187,12 @@ async def _pin(services: Services, record: Record) -> None:
         await services.pins.pin(services.engine, services.arrays, record)
 
 
-@router.delete("/v1/arrays/{array}", status_code=204, summary="Delete an array; running calls keep it to their end")
+@router.delete(
+    "/v1/arrays/{array}",
+    status_code=204,
+    summary="Delete an array; running calls keep it to their end",
+    openapi_extra=WITH_IDS,
+)
 async def delete_array(array: str, request: Request) -> Response:
     record = _own(request, array)
     services_of(request).arrays.delete(record.owner, [record.id])

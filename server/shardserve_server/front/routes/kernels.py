@@ -18,7 +18,7 @@ from shardserve_proto.programs import validate
 
 from ...link.transfer import EngineReply
 from ..calls import Calls, reply_phases
-from ..epoch import epochs_of
+from ..epoch import NO_EPOCHS, epochs_of
 from ..json_arrays import write_array
 from ..json_calls import JsonCall, read_call, residents
 from ..openapi import JSON_CALL
@@ -47,12 +47,13 @@ async def call_kernel(name: str, request: Request) -> Response:
     length = json_length(request)
     find_kernel(services.engine.check_ready(), name)
     body = await read_json(request, length)
-    owner, epochs = owner_of(request), epochs_of(request.scope)
-    known = {text: services.arrays.at(owner, text, epochs).id for text in residents(body)}
+    owner, named = owner_of(request), residents(body)
+    epochs = epochs_of(request.scope) if named else NO_EPOCHS
+    known = {text: services.arrays.at(owner, text, epochs).id for text in named}
     call = await aside(read_call, nbytes=length)(name, body, known)
     reply = await _run(services.calls, call, request)
     try:
-        kept = None if call.kept is None else services.arrays.describe(services.arrays.find(owner, call.kept))
+        kept = None if call.kept is None else services.arrays.info(owner, call.kept)
         text = await aside(_write_reply, nbytes=sum(reply.sizes))(reply, kept, limit=limit)
         timing = server_timing(reply_phases(reply, arrived=request.scope["state"]["arrived"]))
     finally:
