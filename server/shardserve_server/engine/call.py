@@ -48,7 +48,7 @@ ADOPTED_BYTES = 2**20
 
 @dataclass(frozen=True)
 class CallResult:
-    """A reply.
+    """What a call gave: the parts of a frame, and what was kept.
 
     Attributes:
         header: of a frame.

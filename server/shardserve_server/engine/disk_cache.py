@@ -12,6 +12,7 @@ import platform
 import re
 import stat
 import time
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
@@ -95,8 +96,9 @@ def remove_unfit(folder: Path) -> None:
     """Remove what others put there, and what a killed process left half written: JAX would never write it again."""
     for value in folder.glob(f"*{_VALUE}"):
         is_whole = value.with_name(value.name.removesuffix(_VALUE) + _STAMP).exists()
-        if not is_whole or value.lstat().st_uid != os.geteuid() or value.is_symlink():
-            value.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):  # another engine cleans up, too
+            if not is_whole or value.lstat().st_uid != os.geteuid() or value.is_symlink():
+                value.unlink()
 
 
 def remove_old(folder: Path, *, keep: Path) -> None:
@@ -104,9 +106,14 @@ def remove_old(folder: Path, *, keep: Path) -> None:
     for other in folder.iterdir():
         if other == keep or not _NAME.fullmatch(other.name) or other.is_symlink() or not other.is_dir():
             continue
-        files = list(other.iterdir())
-        is_ours = all(file.name.endswith((_VALUE, _STAMP)) or file.name == _LOCK for file in files)
-        if is_ours and time.time() - other.stat().st_mtime > KEPT_S:
-            for file in files:
-                file.unlink(missing_ok=True)
-            other.rmdir()
+        with suppress(OSError):  # another engine cleans up, too, or begins to use it
+            _remove_if_old(other)
+
+
+def _remove_if_old(folder: Path) -> None:
+    files = list(folder.iterdir())
+    is_ours = all(file.name.endswith((_VALUE, _STAMP)) or file.name == _LOCK for file in files)
+    if is_ours and time.time() - folder.stat().st_mtime > KEPT_S:
+        for file in files:
+            file.unlink(missing_ok=True)
+        folder.rmdir()

@@ -170,7 +170,7 @@ class Engine:
             deadline: `time.monotonic()` after which the call is not launched any more.
             receive_s: seconds that the front spent receiving, for the report.
 
-        Returns: a future that ends in an `CallResult` or a `ShardserveError`. `cancel()` drops a call that was not
+        Returns: a future that ends in a `CallResult` or a `ShardserveError`. `cancel()` drops a call that was not
             launched yet.
         """
         future: Future[CallResult] = Future()

@@ -121,15 +121,41 @@ def test_what_others_left_goes_when_nobody_used_it_for_a_month(folder: Path) -> 
     )
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
-def test_what_somebody_else_put_there_is_not_run(folder: Path) -> None:
+def test_what_somebody_else_put_there_is_not_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.mkdir()
-    for name in ("mine", "theirs"):
-        (folder / f"{name}-cache").write_bytes(b"x")
-        (folder / f"{name}-atime").write_bytes(b"x")
-    os.chown(folder / "theirs-cache", 12_345, 12_345)
+    (folder / "whole-cache").write_bytes(b"x")
+    (folder / "whole-atime").write_bytes(b"x")
     disk_cache.remove_unfit(folder)
-    assert sorted(folder.glob("*-cache")) == [folder / "mine-cache"]
+    assert (folder / "whole-cache").exists()
+    monkeypatch.setattr(os, "geteuid", lambda: (folder / "whole-cache").stat().st_uid + 1)
+    disk_cache.remove_unfit(folder)
+    assert not (folder / "whole-cache").exists()
+
+
+@pytest.mark.parametrize("step", ["lstat", "unlink", "rmdir", "iterdir"])
+def test_two_engines_may_clean_up_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    """Whatever one looks at, the other may have removed a moment before."""
+    old = folder / ("b" * 16)
+    old.mkdir(parents=True)
+    for name in ("torn", "whole"):
+        (old / f"{name}-cache").write_bytes(b"x")
+    (old / "whole-atime").write_bytes(b"x")
+    os.utime(old, (0, 0))
+    real = getattr(Path, step)
+
+    def rivalled(path: Path, *args: Any, **kwargs: Any) -> Any:
+        if path.parent == old or (path == old and step in ("rmdir", "iterdir")):
+            for file in list(os.scandir(old)):
+                os.unlink(file.path)
+            os.rmdir(old)
+        return real(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, step, rivalled)
+    if step in ("lstat", "unlink"):
+        disk_cache.remove_unfit(old)
+    else:
+        disk_cache.remove_old(folder, keep=folder / "own")
+    assert not old.exists()
 
 
 def test_another_kind_of_machine_has_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
