@@ -176,10 +176,9 @@ def ready(
 
 def _own_address(environment: Mapping[str, str]) -> str:
     """Where a server with these settings answers on this host."""
-    host = environment.get("SHARDSERVE_HOST") or "127.0.0.1"
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host.strip("[]"), host.strip("[]"))  # noqa: S104 - not bound
-    port = environment.get("SHARDSERVE_PORT") or "8000"
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    from .front.address import url_at
+
+    return url_at(environment.get("SHARDSERVE_HOST") or "127.0.0.1", environment.get("SHARDSERVE_PORT") or "8000")
 
 
 def _why_not_ready(url: str) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -142,7 +141,3 @@ def scripts() -> list[Path]:
     """Every shell script of the folder, the sourced one too."""
     found = [path for path in sorted(DEPLOY.rglob("*")) if path.is_file()]
     return [path for path in found if path.read_text().startswith(("#!/usr/bin/env bash", "# shellcheck shell=bash"))]
-
-
-def is_root() -> bool:
-    return os.geteuid() == 0

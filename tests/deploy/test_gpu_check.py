@@ -6,20 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from .hosts import (
-    APPS,
-    DRIVER,
-    GPUS,
-    MODES,
-    healthy,
-    host_stage,
-)
+from .hosts import APPS, DRIVER, GPUS, MODES, healthy
 from .stage import Stage
-
-
-@pytest.fixture
-def stage(tmp_path: Path) -> Stage:
-    return host_stage(tmp_path)
 
 
 def test_a_host_that_has_everything_is_ready(stage: Stage) -> None:

@@ -9,22 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from .hosts import (
-    HOST,
-    HOST_FILES,
-    OLD,
-    UNIT,
-    configured,
-    host_stage,
-    keyed,
-    state,
-)
+from .hosts import HOST, HOST_FILES, OLD, UNIT, configured, keyed, state
 from .stage import Stage
-
-
-@pytest.fixture
-def stage(tmp_path: Path) -> Stage:
-    return host_stage(tmp_path)
 
 
 def restrictions(stage: Stage, grace: str = "30", keys: str = "ro") -> list[str]:

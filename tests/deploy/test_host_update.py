@@ -6,28 +6,11 @@ import shutil
 import signal
 import subprocess
 import time
-from pathlib import Path
 
 import pytest
 
-from .hosts import (
-    HOST,
-    HOST_FILES,
-    NEW,
-    OLD,
-    SECOND,
-    UNIT,
-    configured,
-    host_stage,
-    keyed,
-    state,
-)
+from .hosts import HOST, HOST_FILES, NEW, OLD, SECOND, UNIT, configured, keyed, state
 from .stage import DEPLOY, Stage
-
-
-@pytest.fixture
-def stage(tmp_path: Path) -> Stage:
-    return host_stage(tmp_path)
 
 
 def serving(stage: Stage, old: str = "shardserve:1") -> None:

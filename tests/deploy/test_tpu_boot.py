@@ -5,23 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
-from .hosts import (
-    HOST,
-    HOST_FILES,
-    OLD,
-    SECOND,
-    UNIT,
-    host_stage,
-    state,
-)
+from .hosts import HOST, HOST_FILES, OLD, SECOND, UNIT, state
 from .stage import Stage
-
-
-@pytest.fixture
-def stage(tmp_path: Path) -> Stage:
-    return host_stage(tmp_path)
 
 
 def metadata(stage: Stage, facts: str) -> None:

@@ -28,6 +28,7 @@ from ..link.descriptors import raise_descriptor_limit
 from ..link.log import configure_logging
 from ..link.transfer import EngineLink, EngineState
 from ..settings import BadSetting, Settings, StartRefused
+from .address import url_at
 from .app import create_app
 from .auth import load_keys
 from .limits import ConnectionLimits
@@ -205,13 +206,6 @@ def bind(settings: Settings) -> socket.socket:
     return listener
 
 
-def url_of(listener: socket.socket) -> str:
-    """The address to connect to."""
-    host, port = listener.getsockname()[:2]
-    shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - shown, not bound
-    return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
-
-
 def make_server(app: FastAPI, settings: Settings, *, on_listening: Callable[[], None] = lambda: None) -> FrontServer:
     """The server of an app."""
     options: dict[str, Any] = {
@@ -261,7 +255,7 @@ def run(
     with bind(settings) as listener:
         app = create_app(settings, ring.keys)
         facts = {
-            "url": url_of(listener),
+            "url": url_at(*listener.getsockname()[:2]),
             "pid": os.getpid(),
             "version": app.version,
             "needs_key": ring.keys is not None,
