@@ -67,7 +67,7 @@ check_which() {
 }
 
 check_image() { expect --image "$1" '^[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}$' REGISTRY/shardserve:tpu; }
-check_seconds() { expect "$1" "$2" '^[1-9][0-9]{0,6}$' 600; }
+check_seconds() { expect "$1" "$2" '^[1-9][0-9]{0,5}$' 600; }
 check_port() { expect "$1" "$2" '^[1-9][0-9]{0,4}$' 8000; [ "$2" -le 65535 ] || die "$1 '$2' is above 65535"; }
 
 # The two APIs differ in the words before the verb.
@@ -93,6 +93,8 @@ state() {
     fi
     printf '%s\n' "$rows" | awk -v name="$name" '$1 == name { print $2 }'
 }
+
+is_stopped() { case $1 in TERMINATED | STOPPED | SUSPENDED | PREEMPTED) ;; *) return 1 ;; esac; }
 
 # ssh ARGUMENT... of gcloud. Its Cloud TPU command has the way through IAP in the alpha track alone (gcloud 528).
 remote() {

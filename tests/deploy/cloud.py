@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from .stage import Stage
 
 WHICH = ("--project", "my-project-1", "--zone", "us-east5-a", "--name", "my-tpu")
@@ -15,6 +17,11 @@ PULL = "--scopes=https://www.googleapis.com/auth/devstorage.read_only"  # storag
 HOST = "/usr/local/lib/shardserve/shardserve-host"
 KEY = "c2VjcmV0LWtleS1vZi10aGUtVk0hISEh"
 VERBS = ("create", "start", "update", "stop", "delete", "tunnel")
+
+
+def laptop_stage(tmp_path: Path) -> Stage:
+    """A laptop; no VM of that name is there."""
+    return Stage(tmp_path / "stage", ("gcloud", "sleep"))
 
 
 def exists(stage: Stage, state: str = "RUNNING") -> None:

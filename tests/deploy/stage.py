@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,8 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 
 # What the scripts use of a system; anything else that they would call is missing here, and fails.
 TOOLS = (
-    "awk base64 basename bash cat chmod cut dirname env find grep head install mkdir mktemp mv rm sed sort stat".split()
+    "awk base64 basename bash cat chmod cut dirname env find flock grep head install mkdir mktemp mv rm sed sort stat"
+    " timeout".split()
 )
 
 STUB = """#!{python} -IS
@@ -125,10 +127,32 @@ class Stage:
         )
         return Done(done.returncode, done.stdout, done.stderr)
 
+    def begin(self, script: Path | str, *arguments: str) -> subprocess.Popen[str]:
+        """Start a script, in a process group of its own."""
+        self.prepare()
+        argv = [str(DEPLOY / script), *arguments]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(
+            argv, env=self.environment(), cwd=self.folder, stdout=pipe, stderr=pipe, text=True, process_group=0
+        )
+
+    def wait_for(self, start: str, times: int = 1) -> None:
+        """Until a stub was called so often with a command line of this start."""
+        deadline = time.monotonic() + 20
+        while sum(line.startswith(start) for line in self.lines()) < times:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    def pauses(self) -> list[str]:
+        """How long the script has slept, each time."""
+        return [argv[0] for program, argv, _ in self._written() if program == "sleep"]
+
+    def _written(self) -> list[tuple[str, list[str], str]]:
+        return [tuple(json.loads(line)) for line in (self.folder / "calls").read_text().splitlines()]
+
     def records(self) -> list[tuple[str, list[str], str]]:
         """Program, arguments and piped text of each call since the last run began, but for waiting."""
-        lines = (self.folder / "calls").read_text().splitlines()
-        return [(program, argv, given) for program, argv, given in map(json.loads, lines) if program != "sleep"]
+        return [record for record in self._written() if record[0] != "sleep"]
 
     def calls(self) -> list[list[str]]:
         return [[program, *argv] for program, argv, _ in self.records()]

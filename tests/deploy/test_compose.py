@@ -101,7 +101,7 @@ def test_the_header_names_the_variables_that_there_are_and_no_others() -> None:
     body = COMPOSE.read_text(encoding="utf-8").removeprefix(header())
     told = set(re.findall(r"SHARDSERVE_[A-Z_]+", header()))
     assert {name for name in told if not re.search(rf"(\$\{{|^ +){name}\b", body, flags=re.M)} == set()
-    assert {ADDRESS, PORT} <= told
+    assert set(re.findall(r"\$\{(SHARDSERVE_[A-Z_]+)", body)) <= told
 
 
 def test_the_header_tells_how_the_tpu_profile_gets_a_new_image_and_what_a_refused_start_does() -> None:

@@ -32,7 +32,7 @@ def test_start_installs_the_service_makes_a_key_and_waits(stage: Stage) -> None:
         "STOP_GRACE_S": "120",
         "EXIT_AFTER_IDLE_S": "",
         "WHEN_IDLE": "nothing",
-        "REGISTRY_ACCOUNT": "",
+        "ACCOUNT_REGISTRY": "",
     }
     keys = etc / "shardserve/keys"
     assert keys.stat().st_mode & 0o777 == 0o400
@@ -44,6 +44,7 @@ def test_start_installs_the_service_makes_a_key_and_waits(stage: Stage) -> None:
         f"systemctl is-active --quiet {UNIT}",
         "systemctl daemon-reload",
         f"systemctl enable --quiet {UNIT}",
+        f"systemctl reset-failed {UNIT}",
         f"systemctl start {UNIT}",
     ]
     assert stage.calls()[-1] == "docker exec shardserve shardserve ready --wait 5".split()
@@ -118,6 +119,28 @@ def test_stop_says_how_it_ended(stage: Stage, status: str, sentence: str) -> Non
     assert stage.lines()[:2] == [f"systemctl disable --quiet {UNIT}", f"systemctl stop {UNIT}"]
     assert stage.run("gpu/stop", "--now-only").status == 0
     assert stage.lines()[0] == f"systemctl stop {UNIT}"
+
+
+def test_a_new_grace_is_systemd_s_too(stage: Stage) -> None:
+    configured(stage, "STOP_GRACE_S=600")
+    drop_in = stage.root / "etc/systemd/system/shardserve.service.d/10-host.conf"
+    assert drop_in.read_text() == "[Service]\nTimeoutStopSec=630\n"
+    assert drop_in.stat().st_mode & 0o777 == 0o644
+    assert stage.lines() == ["systemctl daemon-reload"]
+
+
+def test_a_broken_state_is_mended_by_configuring_it_anew(stage: Stage) -> None:
+    (stage.root / "etc/shardserve").mkdir()
+    (stage.root / "etc/shardserve/service").touch()
+    assert "says no ACCELERATOR" in stage.run(HOST, "start").stderr
+    configured(stage)
+    assert state(stage)["IMAGE"] == "shardserve:1"
+
+
+def test_a_host_that_is_never_idle_is_not_told_to_power_off_when_it_is(stage: Stage) -> None:
+    assert "needs --exit-after-idle" in stage.run("gpu/start", "--power-off-when-idle").stderr
+    done = stage.run(HOST, "configure", "ACCELERATOR=gpu", "IMAGE=shardserve:1", "WHEN_IDLE=poweroff")
+    assert (done.status, "needs EXIT_AFTER_IDLE_S" in done.stderr) == (2, True)
 
 
 def test_who_cannot_write_to_etc_is_told_to_become_root(stage: Stage) -> None:

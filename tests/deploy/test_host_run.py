@@ -35,16 +35,18 @@ def restrictions(stage: Stage, grace: str = "30", keys: str = "ro") -> list[str]
 def test_a_gpu_host_runs_the_image_with_every_restriction(
     tmp_path: Path, runtime: str, keys: str, gpus: list[str]
 ) -> None:
-    stage = Stage(tmp_path / "stage", (runtime,))
+    stage = Stage(tmp_path / "stage", (runtime, "systemctl"))
     configured(stage, f"RUNTIME={runtime}", "PORT=9000", "STOP_GRACE_S=45", "EXIT_AFTER_IDLE_S=600")
     key = keyed(stage)
     stage.answer(f"{runtime} run", status=3)
     done = stage.run(HOST, "run")
     assert done.status == 3
-    published = "--shm-size 1g --publish 127.0.0.1:9000:8000 --env SHARDSERVE_EXIT_AFTER_IDLE_S=600".split()
+    published = "--shm-size 1g --publish 127.0.0.1:9000:8000".split()
+    # Those of the settings' file would be another port than the published one.
+    fixed = "--env SHARDSERVE_HOST=0.0.0.0 --env SHARDSERVE_PORT=8000 --env SHARDSERVE_EXIT_AFTER_IDLE_S=600".split()
     assert stage.calls() == [
         [runtime, "rm", "--force", "shardserve"],
-        [runtime, *restrictions(stage, "45", keys), *gpus, *published, OLD],
+        [runtime, *restrictions(stage, "45", keys), *gpus, *published, *fixed, OLD],
     ]
     assert not any(key in line for line in stage.lines())
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
-import time
 
 import pytest
 
@@ -163,13 +163,6 @@ def test_work_that_was_given_up_is_said(stage: Stage) -> None:
     assert "took longer than STOP_GRACE_S=30 and were given up" in stage.run(HOST, "update", SECOND).stderr
 
 
-def wait_for(stage: Stage, start: str, times: int = 1) -> None:
-    deadline = time.monotonic() + 20
-    while sum(line.startswith(start) for line in stage.lines()) < times:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 DRAIN, WAIT = "systemctl stop", "docker exec"
 
 
@@ -180,10 +173,8 @@ def test_an_update_that_is_interrupted_goes_back(stage: Stage, number: signal.Si
     stage.answer(DRAIN, times=1, command=f"exec {shutil.which('sleep')} 1")
     stage.answer(WAIT, status=1)
     stage.answer("systemctl is-active", "active\n")
-    stage.prepare()
-    argv = [str(DEPLOY / HOST), "update", SECOND, "40"]
-    with subprocess.Popen(argv, env=stage.environment(), stderr=subprocess.PIPE, text=True, process_group=0) as running:
-        wait_for(stage, moment)
+    with stage.begin(HOST, "update", SECOND, "40") as running:
+        stage.wait_for(moment)
         running.send_signal(number)
         _, stderr = running.communicate(timeout=20)
     assert running.returncode == 130
@@ -198,16 +189,39 @@ def test_going_back_is_not_interrupted_itself(stage: Stage) -> None:
     stage.answer("systemctl stop", command=f"exec {shutil.which('sleep')} 1")
     stage.answer("docker exec", status=1)
     stage.answer("systemctl is-active", "active\n")
-    stage.prepare()
-    argv = [str(DEPLOY / HOST), "update", SECOND, "40"]
-    with subprocess.Popen(argv, env=stage.environment(), stderr=subprocess.PIPE, text=True, process_group=0) as running:
-        wait_for(stage, "docker exec")
+    with stage.begin(HOST, "update", SECOND, "40") as running:
+        stage.wait_for("docker exec")
         running.send_signal(signal.SIGTERM)
-        wait_for(stage, "systemctl stop", times=2)
+        stage.wait_for("systemctl stop", times=2)
         running.send_signal(signal.SIGTERM)
         running.communicate(timeout=20)
     assert running.returncode == 130
     assert stage.lines()[-1] == f"systemctl start {UNIT}"
+
+
+def test_a_host_that_dies_within_an_update_knows_the_image_before(stage: Stage) -> None:
+    serving(stage)
+    stage.answer("docker exec", status=1)
+    stage.answer("systemctl is-active", "active\n")
+    with stage.begin(HOST, "update", SECOND, "40") as running:
+        stage.wait_for("docker exec")
+        os.killpg(running.pid, signal.SIGKILL)
+    assert (state(stage)["IMAGE_ID"], state(stage)["PREVIOUS_ID"]) == (NEW, OLD)
+
+
+@pytest.mark.parametrize("command", [("update", SECOND), ("start",), ("configure", "PORT=9000")])
+def test_a_second_command_is_refused_while_an_update_is_at_work(stage: Stage, command: tuple[str, ...]) -> None:
+    serving(stage)
+    stage.answer("docker exec", status=1, times=1, command=f"exec {shutil.which('sleep')} 2")
+    stage.answer("systemctl is-active", "active\n")
+    with stage.begin(HOST, "update", SECOND, "40") as running:
+        stage.wait_for("docker exec")
+        argv = [str(DEPLOY / HOST), *command]
+        second = subprocess.run(argv, env=stage.environment(), capture_output=True, text=True, timeout=20, check=False)
+        assert second.returncode == 2
+        assert "another 'configure', 'start' or 'update' is at work" in second.stderr
+        running.communicate(timeout=20)
+    assert (running.returncode, state(stage)["IMAGE_ID"], state(stage)["PORT"]) == (0, NEW, "8000")
 
 
 def test_an_old_server_that_cannot_be_stopped_stays_in_service(stage: Stage) -> None:
@@ -225,12 +239,10 @@ def test_an_update_outlives_the_connection_that_asked_for_it(stage: Stage) -> No
     serving(stage)
     stage.answer("docker exec", status=1, times=1)
     stage.answer("systemctl is-active", "active\n")
-    stage.prepare()
-    argv = [str(DEPLOY / HOST), "update", SECOND, "40"]
-    with subprocess.Popen(argv, env=stage.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+    with stage.begin(HOST, "update", SECOND, "40") as running:
         assert running.stdout is not None
         assert running.stderr is not None
-        wait_for(stage, "docker pull")
+        stage.wait_for("docker pull")
         running.stdout.close()
         running.stderr.close()
         running.send_signal(signal.SIGHUP)

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from .stage import Stage, scripts
+from .cloud import laptop_stage
+from .stage import DEPLOY, Stage, scripts
 
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Stage:
-    return Stage(tmp_path / "stage", ("gcloud", "sleep"))
+    return laptop_stage(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -25,6 +26,15 @@ def test_each_script_tells_how_it_is_used_and_calls_nothing(stage: Stage, script
     assert (done.status, done.stderr, stage.calls()) == (0, "", [])
     assert done.stdout.startswith("usage: ")
     assert "$CLOUDSDK" not in done.stdout.replace("default: $CLOUDSDK", "")
+
+
+def test_the_options_that_the_documentation_gives_are_those_of_the_scripts(stage: Stage) -> None:
+    text = (DEPLOY.parent / "docs/deploy.md").read_text()
+    lines = re.findall(r"^(?:sudo )?deploy/((?:gpu|tpu-vm)/\S+)([^#\n]*)", text, flags=re.MULTILINE)
+    assert {name for name, _ in lines} > {"gpu/start", "gpu/update", "tpu-vm/create", "tpu-vm/update", "tpu-vm/tunnel"}
+    for name, rest in lines:
+        told = stage.run(name, "--help").stdout
+        assert [option for option in re.findall(r"--[a-z-]+", rest) if option not in told] == []
 
 
 @pytest.mark.parametrize("script", scripts(), ids=lambda path: path.name)

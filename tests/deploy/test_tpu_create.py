@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from .cloud import FILES, HOST, IMAGE, PLACE, PULL, VERBS, WHICH, create, exists
+from .cloud import FILES, HOST, IMAGE, PLACE, PULL, VERBS, WHICH, create, exists, laptop_stage
 from .stage import DEPLOY, Stage
 
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Stage:
-    return Stage(tmp_path / "stage", ("gcloud", "sleep"))
+    return laptop_stage(tmp_path)
 
 
 def test_create_makes_an_instance_of_compute_engine_without_an_account(stage: Stage) -> None:
@@ -48,8 +48,8 @@ def test_create_takes_spot_idle_time_an_account_and_more_for_gcloud(stage: Stage
         *"gcloud compute instances create".split(),
         *PLACE,
         FILES,
-        f"--metadata=shardserve-configure=ACCELERATOR=tpu IMAGE={IMAGE} STOP_GRACE_S=20 REGISTRY_ACCOUNT=vm "
-        "EXIT_AFTER_IDLE_S=900 WHEN_IDLE=poweroff",
+        f"--metadata=shardserve-configure=ACCELERATOR=tpu IMAGE={IMAGE} STOP_GRACE_S=20 "
+        "ACCOUNT_REGISTRY=registry.example EXIT_AFTER_IDLE_S=900 WHEN_IDLE=poweroff",
         f"--service-account={account}",
         PULL,
         "--machine-type=tpu7x-standard-4t",
@@ -138,6 +138,8 @@ def test_help_tells_where_the_machine_types_of_a_zone_are_listed(stage: Stage) -
         ("--metadata", "a=b"),
         ("--metadata-from-file=a=b",),
         ("--labels=a=b", "--metadata-from-file", "a=b"),
+        ("--flags-file", "metadata.yaml"),
+        ("--flags-file=metadata.yaml",),
     ],
 )
 def test_nothing_that_is_given_to_gcloud_replaces_what_the_vm_runs(
@@ -145,8 +147,16 @@ def test_nothing_that_is_given_to_gcloud_replaces_what_the_vm_runs(
 ) -> None:
     status, stderr = create(stage, *form, "--", *words)
     assert (status, stage.calls()) == (2, [])
-    assert "it would replace the metadata by which the VM installs and starts the server" in stderr
-    assert next(word.partition("=")[0] for word in words if "metadata" in word) in stderr
+    assert "it could replace the metadata by which the VM installs and starts the server" in stderr
+    assert next(word.partition("=")[0] for word in words if word.startswith(("--metadata", "--flags"))) in stderr
+
+
+@pytest.mark.parametrize("image", ["shardserve:tpu", "team/shardserve:tpu", "localhost/shardserve:tpu"])
+def test_an_account_is_for_the_registry_of_the_image(stage: Stage, image: str) -> None:
+    account = "--service-account=puller@my-project-1.iam.gserviceaccount.com"
+    done = stage.run("tpu-vm/create", *WHICH, "--image", image, "--machine-type=ct6e-standard-4t", account)
+    assert (done.status, stage.calls()) == (2, [])
+    assert f"logs in to the registry of the image, and '{image}' names none" in done.stderr
 
 
 def test_an_image_without_a_registry_is_sent_by_a_line_that_is_printed(stage: Stage) -> None:

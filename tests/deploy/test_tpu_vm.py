@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from .cloud import HOST, IMAGE, KEY, PLACE, WHICH, exists
+from .cloud import HOST, IMAGE, KEY, PLACE, WHICH, exists, laptop_stage
 from .stage import Stage
 
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Stage:
-    return Stage(tmp_path / "stage", ("gcloud", "sleep"))
+    return laptop_stage(tmp_path)
 
 
 def test_start_starts_a_stopped_vm_and_leaves_a_running_one(stage: Stage) -> None:
@@ -59,8 +59,9 @@ def test_a_stop_that_the_cloud_refuses_says_that_it_goes_on_costing(stage: Stage
     assert "deploy/tpu-vm/delete ends the cost" in done.stderr
 
 
-def test_a_stopped_vm_stays_as_it_is(stage: Stage) -> None:
-    exists(stage, "TERMINATED")
+@pytest.mark.parametrize("state", ["TERMINATED", "STOPPED", "SUSPENDED", "PREEMPTED"])
+def test_a_stopped_vm_stays_as_it_is(stage: Stage, state: str) -> None:
+    exists(stage, state)
     assert (stage.run("tpu-vm/stop", *WHICH).status, len(stage.calls())) == (0, 1)
 
 
@@ -103,6 +104,7 @@ def test_update_hands_image_and_time_to_the_vm_and_its_status_back(stage: Stage)
 
 
 def test_the_tunnel_waits_then_prints_what_a_client_needs(stage: Stage) -> None:
+    exists(stage)
     stage.answer("gcloud", part="ready", status=255, stderr="no route\n", times=2)
     stage.answer("gcloud", part="ready", stdout="is ready\n")
     stage.answer("gcloud", f"{KEY}\n", part=f"{HOST} key")
@@ -112,12 +114,23 @@ def test_the_tunnel_waits_then_prints_what_a_client_needs(stage: Stage) -> None:
     ssh = ["gcloud", "compute", "ssh", *PLACE]
     asking = [*ssh, f"--command=sudo {HOST} ready 30"]
     forward = ["--", "-N", "-o", "ExitOnForwardFailure=yes", "-L", "127.0.0.1:9000:127.0.0.1:8000"]
-    assert stage.calls() == [asking, asking, asking, [*ssh, f"--command=sudo {HOST} key"], [*ssh, *forward]]
+    assert stage.calls()[1:] == [asking, asking, asking, [*ssh, f"--command=sudo {HOST} key"], [*ssh, *forward]]
     assert KEY not in done.stderr
     assert not any(KEY in line for line in stage.lines())
 
 
+@pytest.mark.parametrize(
+    ("state", "sentence"), [("", "there is no VM 'my-tpu'"), ("TERMINATED", "start it: deploy/tpu-vm/start --project")]
+)
+def test_the_tunnel_does_not_wait_for_a_vm_that_does_not_run(stage: Stage, state: str, sentence: str) -> None:
+    if state:
+        exists(stage, state)
+    done = stage.run("tpu-vm/tunnel", *WHICH)
+    assert (done.status, len(stage.calls()), sentence in done.stderr) == (2, 1, True)
+
+
 def test_the_exports_come_alone_when_asked_for(stage: Stage) -> None:
+    exists(stage)
     stage.answer("gcloud", f"{KEY}\n", part=f"{HOST} key")
     assert stage.run("tpu-vm/tunnel", *WHICH, "--exports").status == 0
     assert not any("-L" in call for call in stage.calls())
@@ -125,6 +138,7 @@ def test_the_exports_come_alone_when_asked_for(stage: Stage) -> None:
 
 @pytest.mark.parametrize("answer", ["", "a b\n", "Warning: a line\nabc\n"])
 def test_what_is_no_key_is_not_exported(stage: Stage, answer: str) -> None:
+    exists(stage)
     stage.answer("gcloud", answer, part=f"{HOST} key")
     done = stage.run("tpu-vm/tunnel", *WHICH)
     assert (done.status, done.stdout) == (2, "")
@@ -132,6 +146,7 @@ def test_what_is_no_key_is_not_exported(stage: Stage, answer: str) -> None:
 
 
 def test_a_key_with_a_shells_words_is_quoted(stage: Stage) -> None:
+    exists(stage)
     stage.answer("gcloud", "$(touch${IFS}x);'\"\n", part=f"{HOST} key")
     done = stage.run("tpu-vm/tunnel", *WHICH, "--exports")
     shown = subprocess.run(
@@ -146,6 +161,7 @@ def test_a_key_with_a_shells_words_is_quoted(stage: Stage) -> None:
 
 
 def test_a_server_that_does_not_come_ends_the_wait_and_says_where_to_look(stage: Stage) -> None:
+    exists(stage)
     stage.answer("gcloud", part="ready", status=1)
     done = stage.run("tpu-vm/tunnel", *WHICH, "--wait", "1")
     assert done.status == 2
@@ -161,11 +177,14 @@ def test_a_server_that_does_not_come_ends_the_wait_and_says_where_to_look(stage:
     ],
 )
 def test_the_tunnel_goes_through_either_api_and_proxy(stage: Stage, options: tuple[str, ...], words: str) -> None:
+    exists(stage)
+    stage.answer("gcloud compute tpus tpu-vm list", "my-tpu READY\n")
     stage.answer("gcloud", f"{KEY}\n", part=f"{HOST} key")
     assert stage.run("tpu-vm/tunnel", *WHICH, *options).status == 0
     way = ["--tunnel-through-iap"] if "--iap" in options else []
     assert all(
-        call[: len(words.split()) + 4 + len(way)] == ["gcloud", *words.split(), *PLACE, *way] for call in stage.calls()
+        call[: len(words.split()) + 4 + len(way)] == ["gcloud", *words.split(), *PLACE, *way]
+        for call in stage.calls()[1:]
     )
 
 

@@ -18,7 +18,7 @@ FOR_S = 3.0
 
 
 def keep_loaded() -> None:
-    """Pass over what is loaded by now in later collections: a full one then takes 2 µs, not 43 ms (8 devices, 2 cores)."""
+    """Pass over what is loaded by now in later collections: a full one then takes 2 µs, not 43 ms (on 2 cores)."""
     gc.collect()
     gc.freeze()
 
